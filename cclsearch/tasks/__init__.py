@@ -1,1 +1,1 @@
-"""Kinds of workload: each subpackage contains what the engine knows about one kind."""
+"""Kinds of workload: each subpackage contains the engine's knowledge of one kind."""

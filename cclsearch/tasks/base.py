@@ -46,7 +46,7 @@ class Task:
     name: str
     """Name in a card's `workload.task`."""
     metrics: tuple[MetricInfo, ...]
-    """What its trials measure, or derive from the run script's result and the card."""
+    """Metrics that its trials measure, or derive from the run script's result and the card."""
     primary: str
     """The metric that searches optimize by default and reports show of every trial; it must be `is_positive`."""
     rate: str | None = None
@@ -66,14 +66,15 @@ class Task:
     card_fields: tuple[CardField, ...] = ()
     """Fields of a card that describe the work; their values are in `Card.work`."""
     loads: Mapping[str, str] = {}
-    """Columns of recordings that are a load, given and never chosen -> its metric; rows that differ in their load only
-    are of one trial, which is measured at each."""
+    """Columns of recordings that are a load, given and never chosen -> its metric; rows that differ only in their load
+    are one trial, measured at each.
+    """
     columns: Mapping[str, str] = {}
     """Columns that published tables have -> the metric or knob that each is."""
     primary_from: tuple[str, ...] = ()
     """Columns that a recording may have in place of the primary metric (`complete_recorded`)."""
     bench_limits: tuple[str, ...] = ()
-    """Constraints under each of which `bench` searches a recording whose trials have several loads."""
+    """Constraints; `bench` searches a recording whose trials have several loads under each of them."""
     per_accelerator: tuple[str, ...] = ("num_accelerators",)
     """Metrics that may be better with fewer accelerators: a search for one of them may leave some idle."""
     needs_model: bool = True
@@ -89,9 +90,9 @@ class Task:
     admission_rules: tuple[Callable[[Any], Verdict], ...] = GENERAL_RULES
     """The admission gate: functions from `Evidence` to a verdict, in display order."""
     agreement: Agreement | None = None
-    """What the trials of one search must agree on, whatever their configuration; None if nothing is compared."""
+    """Values that the trials of one search must agree on, in every configuration; None if nothing is compared."""
     work_rules: Collection[str] = frozenset({"world_size"})
-    """The rules of the gate whose violation means that the job did not do the requested work."""
+    """Rules of the gate whose violation means that the job did not do the requested work."""
     ends_early: bool = False
     """Whether its run scripts may end a trial early (`TrialInput.stop_above`); the primary metric is then minimized."""
     load_effects: Collection[str] = frozenset()
@@ -148,27 +149,29 @@ class Task:
         return dict(metrics)
 
     def complete_recorded_work(self, work: dict[str, Any], loads: Sequence[Mapping[str, float]]) -> list[str]:
-        """Add to `workload.data` of a recording's card what its loads tell, and return one line for each addition."""
+        """Add to `workload.data` of a recording's card what its loads show, and return one line for each addition."""
         return []
 
     def choose_load(self, card: Card, loads: Sequence[Mapping[str, float]]) -> int | None:
-        """The load whose metrics are those of a trial that was measured at several; None if none was measured."""
+        """Return the load whose metrics a trial gets that was measured at several; None if none was measured."""
         return 0 if loads else None
 
     def constrain(self, card: StatedCard, objective: Objective) -> Objective:
-        """The objective of a search with what the card itself limits."""
+        """Return the objective of a search with the card's own limits."""
         return objective
 
     def freeze(self, card: Card, objective: Objective) -> Card:
-        """The card that a search freezes: with what the objective says of its work; UserError if it cannot be done."""
+        """Return the card that a search freezes, with the objective's demands on its work; UserError if they cannot be
+        met.
+        """
         return card
 
     def read_files(self, folder: Path, result: TrialResult) -> TrialResult:
-        """The result with what else the run script left in the trial's folder."""
+        """Return the result with the run script's other files in the trial's folder."""
         return result
 
     def find_failure(self, result: TrialResult) -> Failure | None:
-        """Why a result that reports success cannot be evaluated; None if it can.
+        """Return why a result that reports success cannot be evaluated; None if it can.
 
         The engine itself checks that the primary metric is measured, finite and above 0.
         """
@@ -179,24 +182,26 @@ class Task:
         return derive_general(evidence), None
 
     def diagnose(self, evidence: Evidence) -> Diagnosed:
-        """What limits a measured trial, in sentences, and seconds by cause: what its traces show."""
+        """Return the limits of a measured trial, in sentences, and seconds by cause, from its traces."""
         trace = evidence.trace
         return Diagnosed(trace.diagnosis, trace.seconds_by_cause) if trace else Diagnosed()
 
     def list_loads(self, evidence: Evidence) -> list[dict[str, float]]:
-        """What the surrogate can learn from each load, if a trial measures several and one of them counts."""
+        """Return the surrogate's observations of each load, if a trial measures several and one of them counts."""
         return []
 
     def predictor(self, card: Card, space: Space) -> Predictor | None:
-        """What the task predicts of a card over a space; None: everything is learned from the trials."""
+        """Return the task's prediction of a card over a space; None: everything is learned from the trials."""
         return None
 
     def count_units(self, payload: TrialInput) -> int | None:
-        """How many `unit_of_work` a trial runs, if the primary metric is the seconds of one; None if it is not."""
+        """Return the number of `unit_of_work` in a trial, if the primary metric is the seconds of one; None if it is
+        not.
+        """
         return None
 
     def saved_s(self, payload: TrialInput, result: TrialResult, primary: float) -> float:
-        """The seconds that a trial which ended early did not run, by the primary metric that it measured."""
+        """Return the seconds that an early end saved, by the trial's measured primary metric."""
         return 0.0
 
     def other_metric(self, card: Card) -> MetricInfo | None:
@@ -210,15 +215,15 @@ class Task:
     # words and inputs of the LLM agent
 
     tuned: str = "how a workload uses its accelerators"
-    """What configurations change: the end of a sentence that begins with `You tune`."""
+    """Subject of the configurations: the end of a sentence that begins with `You tune`."""
     agent_metrics: tuple[str, ...] = ()
     """Metrics that the agent's tables show beside the primary one, if they follow from it."""
     agent_names: Mapping[str, str] = MappingProxyType({})
-    """Name in the agent's tables, predictions and beliefs -> what it is, if that is not evident."""
+    """Name in the agent's tables, predictions and beliefs -> its explanation, if it needs one."""
     diagnosed_unit: str = "traced step"
-    """What the seconds by cause of a diagnosis are of."""
+    """Span over which a diagnosis gives seconds by cause."""
     unit_of_work: str = "run"
-    """What the primary metric measures, which has the parts that the closed form predicts: one word."""
+    """Span that the primary metric measures, whose parts the closed form predicts: one word."""
 
     def describe_primary(self) -> str:
         """The primary metric with its unit, in words."""

@@ -9,6 +9,6 @@ Columns = TypeVar("Columns")
 
 
 def map_columns(change: Callable[..., Any], first: Columns, *others: Columns) -> Columns:
-    """Return a value whose columns are a function of the same column of each of these values."""
+    """Return a value whose columns are the function of the same columns of these values."""
     names = first.__dataclass_fields__  # type: ignore[attr-defined]
     return type(first)(**{name: change(*(getattr(each, name) for each in (first, *others))) for name in names})

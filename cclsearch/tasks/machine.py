@@ -14,10 +14,11 @@ GEMM_SHARE = {"tpu": 0.85}
 publishes 52 to 71 % MFU of whole steps on TPU v4 and v5p, recomputation not counted)."""
 GPU_GEMM_SHARE = 0.72
 """The same share on all others ([M] table 1 and [V] in `training/time.py`: 0.5 to 0.75 end to end)."""
+# The bare launch takes 5 to 10 us; eager PyTorch with its modules and autograd takes 16 to 118 us from one launch to
+# the next (medians of four public profiles: Qwen on MI300X 16, TimeSformer on H100 62, Switch on A100 101, ResNet on
+# A100 118), part of which is the profiler's. XLA launches whole programs.
 LAUNCH_S = {"gpu": 20e-6, "tpu": 1e-6, "npu": 1e-6, "cpu": 1e-6}
-"""Host seconds per kernel. The bare launch takes 5 to 10 us, eager PyTorch with its modules and autograd takes 16 to
-118 us from one launch to the next (medians of four public profiles: Qwen on MI300X 16, TimeSformer on H100 62, Switch
-on A100 101, ResNet on A100 118), part of which is the profiler's. XLA launches whole programs."""
+"""Host seconds per kernel."""
 CPU_PROCESS_GIB = 0.25
 """Resident set of a process that has imported torch for CPUs, measured; its allocator peak starts near zero."""
 TPU_RESERVED_GIB = 0.3
@@ -34,9 +35,9 @@ class Machine:
     """One accelerator and its links, in SI units; bandwidths are per direction."""
 
     flops_per_s: float
-    """Of the linear layers, which run in the card's precision."""
+    """Rate of the linear layers, which run in the card's precision."""
     half_flops_per_s: float
-    """Of attention and the output projection, which stay in 16 bits if the linear layers have fewer."""
+    """Rate of attention and the output projection, which stay in 16 bits if the linear layers have fewer."""
     gemm_share: float
     """Share of these rates that large GEMMs reach."""
     hbm_bytes_s: float
@@ -56,9 +57,9 @@ class Machine:
     host_cores: float
     """Cores that the ranks of a node share if they run on its CPU; infinite if each has an accelerator."""
     links: LinkMatrix | None = None
-    """Measured links, which count instead of the bandwidths and latencies above."""
+    """Measured links, which replace the bandwidths and latencies above."""
     cluster: ClusterSpec | None = None
-    """A simulated network, which counts instead of them too."""
+    """A simulated network, which replaces them too."""
     ring_per_port: bool = True
     """Whether collectives use the ports of all members of a group in a node (NCCL), or one ring (gloo on CPUs)."""
     element_bytes: float = 2.0

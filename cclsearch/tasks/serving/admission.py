@@ -13,7 +13,7 @@ from cclsearch.scoring.outcome import Verdict
 from cclsearch.tasks.serving.contract import Arrival, AskedLoad, PlannedRequest, RequestRecord, ServingEvidence
 
 PARAMETERS_OFF = 0.02
-"""Relative difference between the parameters that were built and those of the card's model."""
+"""Largest relative difference between the built parameters and the card's."""
 WINDOW_OFF = 0.05
 """Relative difference between a load's duration in the log and by the other clock, and at least `WINDOW_OFF_S`."""
 WINDOW_OFF_S = 0.05
@@ -21,7 +21,7 @@ LATE = 0.05
 """Share of the requests of an open loop that may be sent later than `LATE_S` after their arrival."""
 LATE_S = 0.1
 WORK_RULES = frozenset({"world_size", "requests", "model", "warm_up", "asked_load"})
-"""Rules whose violation means that other work was done than asked."""
+"""Rules whose violation means that the job did other work than asked."""
 NOT_SENT = "no request was sent here"
 
 
@@ -36,7 +36,7 @@ def list_loads(evidence: ServingEvidence) -> list[list[RequestRecord]]:
 
 @admission_rule("requests", unmeasured=NOT_SENT)
 def check_requests(evidence: ServingEvidence) -> Finding:
-    """Whether every request of every load was sent once, as long as asked, and answered with the tokens asked."""
+    """Whether the script sent every request of every load once, as long as asked, and got the tokens asked."""
     wrong = next(_find_wrong(evidence), "")
     total = sum(map(len, list_loads(evidence)))
     return not wrong, wrong or f"{total} requests answered, each with the tokens asked"
@@ -71,14 +71,14 @@ def _find_wrong(evidence: ServingEvidence) -> Iterator[str]:
 
 
 def _asked(evidence: ServingEvidence, number: int) -> AskedLoad:
-    """What was asked of a load; of a second one that was not asked, the first."""
+    """The asked load of that number; for a second one that was not asked, the first."""
     asked = evidence.payload.asked(is_other=evidence.result.loads[number].is_other)
     return asked or evidence.payload.asked(is_other=False)  # type: ignore[return-value]
 
 
 @admission_rule("asked_load", unmeasured=NOT_SENT)
 def check_asked_load(evidence: ServingEvidence) -> Finding:
-    """Whether requests came as asked: so many at once and no more, or at their times."""
+    """Whether requests came as asked: at once up to the asked number, or at their times."""
     said = ""
     for number, (load, records) in enumerate(zip(evidence.result.loads, list_loads(evidence), strict=True), start=1):
         asked = _asked(evidence, number - 1)

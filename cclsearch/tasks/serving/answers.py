@@ -1,4 +1,4 @@
-"""The answers of a server: they are greedy, so those of all trials agree, up to near ties between two tokens."""
+"""Compare the answers of servers: they are greedy, so those of all trials agree, up to near ties between two tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cclsearch.space.framework import Framework
 from cclsearch.tasks.serving.contract import ServingInput, ServingResult
 
 MAX_COMPARED = 64
-"""Requests whose answers are compared, spread evenly over the first load."""
+"""Number of requests whose answers are compared, spread evenly over the first load."""
 MAX_FIRST_TOKENS = 0.5
 """Share of the first tokens that may differ where the framework declares no bound for whole answers."""
 _DIGEST = 2**31
@@ -72,7 +72,7 @@ def count_others(mine: Sequence[float], others: Sequence[float]) -> Deviation:
 
 
 def count_other_firsts(mine: Sequence[float], others: Sequence[float]) -> Deviation:
-    """The share of the answers whose first tokens are not the same; how many more differ later is said beside it."""
+    """Return the share of answers with another first token; a note counts the answers that differ later."""
     differing = [n for n, (a, b) in enumerate(zip(mine, others, strict=True)) if int(a) != int(b)]
     later = sum(a != b for a, b in zip(mine, others, strict=True)) - len(differing)
     note = f" in their first tokens; {later} of {len(mine)} differ later"

@@ -1,4 +1,4 @@
-"""What a run script of serving or inference is given, and what it reports, beyond what every task has."""
+"""Input and report of a run script of serving or inference, beyond the fields of every task."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Moment = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e9)]
 
 
 class Arrival(StrEnum):
-    """When requests arrive."""
+    """Arrival of requests."""
 
     CLOSED = "closed"
-    """A number of clients, each of which sends its next request when it has the answer to the last."""
+    """A number of clients; each sends its next request when it has the answer to the last."""
     CONSTANT = "constant"
     POISSON = "poisson"
     GAMMA = "gamma"
     """With a burstiness: the coefficient of variation of the intervals."""
     TRACE = "trace"
-    """At the times of a request trace."""
+    """Requests at the times of a request trace."""
 
 
 class PlannedRequest(Model):
@@ -39,10 +39,10 @@ class PlannedRequest(Model):
 
 
 class AskedLoad(Model):
-    """What is sent to the server, and how."""
+    """Requests to the server, and the way of sending them."""
 
     requests: tuple[PlannedRequest, ...]
-    """In the order in which they arrive."""
+    """Requests in the order of arrival."""
     arrival: Arrival
     concurrency: PositiveCount | None = None
     """Clients of a closed loop."""
@@ -55,16 +55,16 @@ class ServingInput(TrialInput):
 
     arch: ModelArch
     work: dict[str, Value] = Field(default={}, exclude=True)
-    """Not written: what a script needs of it has fields of its own."""
+    """Not written: the script's own fields have its contents."""
     requests: tuple[PlannedRequest, ...]
-    """The measured requests of a load, in the order in which they arrive; every load has the same."""
+    """The measured requests of a load, in the order of arrival; every load has the same."""
     arrival: Arrival
     concurrency: PositiveCount | None = None
     """Clients of a closed loop."""
     max_concurrency: PositiveCount | None = None
     """The script finds the largest concurrency up to this one that keeps the limits."""
     repeats: PositiveCount = 1
-    """How often a load is measured."""
+    """Number of measurements of each load."""
     warmup_requests: PositiveCount = 1
     """Requests before the measured ones of the first load; they are logged as warm-up."""
     shared_prefix_tokens: Count = 0
@@ -72,7 +72,7 @@ class ServingInput(TrialInput):
     limits: dict[str, tuple[Number | None, Number | None]] = {}
     """Metric of a load -> its least and greatest value."""
     other: AskedLoad | None = None
-    """A second load, which is measured once after the first on the same server; the limits do not apply to it."""
+    """A second load, measured once after the first on the same server; the limits do not apply to it."""
 
     def asked(self, *, is_other: bool) -> AskedLoad | None:
         """The first or the second load."""
@@ -97,12 +97,12 @@ class RequestRecord(Model):
     """Number of the request in `config.json`, from 0."""
     is_warm_up: StrictBool = False
     arrival_s: Moment
-    """When it should have been sent; in a closed loop, when it was sent."""
+    """Planned time of sending; in a closed loop, the real one."""
     sent_s: Moment
     token_times_s: tuple[Moment, ...] = ()
-    """When each token arrived; only the first and the last if the script counts the others."""
+    """Arrival of each token; only the first and the last if the script counts the others."""
     end_s: Moment
-    """When the answer was complete, or the request failed."""
+    """Time of the complete answer, or of the failure."""
     input_tokens: Count
     """Tokens of the prompt that was sent."""
     output_tokens: Count
@@ -112,11 +112,11 @@ class RequestRecord(Model):
     token_ids_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """SHA-256 of the answer's token ids, in decimal with spaces between; missing if the server returns no ids."""
     error: str = ""
-    """Why it failed; empty if it was answered."""
+    """Reason of a failure; empty if the server answered."""
 
 
 class MeasuredLoad(Model):
-    """One load of a trial: what was asked of the server, and what the engine itself reports."""
+    """One load of a trial: the requests, and the engine's own report."""
 
     is_other: StrictBool = False
     """Whether it is the second load (`ServingInput.other`)."""
@@ -126,7 +126,7 @@ class MeasuredLoad(Model):
     window_s: Seconds | None = None
     """Seconds from the first arrival to the last end, by a clock other than the log's."""
     metrics: dict[Annotated[str, Field(max_length=200)], Number] = Field(default={}, max_length=1000)
-    """What the log does not show, such as `preemptions`; of a recorded load, everything that is known."""
+    """Values that the log does not show, such as `preemptions`; for a recorded load, all known values."""
 
 
 class ServingResult(TrialResult):
@@ -135,7 +135,7 @@ class ServingResult(TrialResult):
     num_params: PositiveCount | None = None
     """Parameters of the whole model as built."""
     precision: str | None = None
-    """What the matrix multiplications were computed in."""
+    """Precision of the matrix multiplications."""
     loads: tuple[MeasuredLoad, ...] = ()
     """The loads that were measured, in order."""
     request_log_sha256: str | None = None
@@ -143,7 +143,7 @@ class ServingResult(TrialResult):
     requests: tuple[RequestRecord, ...] = Field(default=(), exclude=True)
     """The request log, which the engine reads."""
     log_problem: str = Field(default="", exclude=True)
-    """What is wrong with the log; empty if nothing is."""
+    """Fault of the log; empty if there is none."""
 
 
 ServingEvidence = EvidenceOf[ServingInput, ServingResult]

@@ -1,7 +1,7 @@
-"""Where the time of a mean request goes, and what limits it: from the request log and the engine's own counters.
+"""Divide the time of a mean request by part, and name its limits, from the request log and the engine's counters.
 
 The log shows the time to the first token and the gaps between tokens; only the engine knows how long a request waited
-for a place (`queue_mean_s`). A gap that is longer than the median one is counted as a stall: a step that computed other
+for a place (`queue_mean_s`). A gap that is longer than the median one counts as a stall: a step that computed other
 requests' prompts, or a sequence that was preempted.
 """
 
@@ -19,14 +19,14 @@ from cclsearch.tasks.serving.contract import Arrival, AskedLoad, RequestRecord
 NOTABLE = 0.15
 """Share of a request's time from which a sentence names a cause."""
 FULL = 0.95
-"""Share of the KV cache in use from which it is called full."""
+"""Share of the KV cache in use from which a sentence calls it full."""
 SPARE = 0.5
-"""Share of the KV cache in use up to which its size is said not to limit a load."""
+"""Share of the KV cache in use up to which a sentence says that its size does not limit a load."""
 GROWTH = 3.0
-"""A server falls behind an open loop if the first tokens of the last third of the requests take so many times those of
-the first third."""
+"""Ratio of first-token times, last third of the requests to first third, from which a server falls behind an open loop.
+"""
 MIN_REQUESTS = 12
-"""Requests from which thirds of a load are compared."""
+"""Number of requests from which thirds of a load are compared."""
 SLOTS = ("max_num_seqs", "max_running_requests")
 KV_MEMORY = ("kv_cache_mib", "kv_cache_gib", "kv_cache_tokens", "memory_fraction", "kv_cache_dtype")
 STEP_TOKENS = ("max_num_batched_tokens", "prefill_chunk")
@@ -41,9 +41,9 @@ class RequestTime:
     queue_s: float | None
     """Waiting for a place; None if the engine does not say, then `first_s` has it too."""
     first_s: float
-    """From a place to the first token: prefill."""
+    """Seconds of prefill: from a place in the batch to the first token."""
     stall_s: float
-    """Gaps between tokens beyond the median gap; 0 if the times of tokens are not known."""
+    """Gaps between tokens beyond the median gap; 0 without times of tokens."""
     decode_s: float
     """The rest: from the first token to the end."""
 
@@ -75,10 +75,10 @@ def split_time(answered: Sequence[RequestRecord], queue_s: float | None) -> Requ
 def diagnose_load(
     records: Sequence[RequestRecord], metrics: Mapping[str, float], config: Config, asked: AskedLoad, shared: int
 ) -> Diagnosed:
-    """Return sentences on what limits a load, and the seconds of a mean request by part.
+    """Return sentences on a load's limits, and the seconds of a mean request by part.
 
-    `metrics` are those of the load, `shared` is the number of first tokens that all prompts have in common. Knobs are
-    named only if the configuration has them.
+    `metrics` are the load's; `shared` is the number of first tokens that all prompts have in common. Sentences name a
+    knob only if the configuration has it.
     """
     answered = [r for r in records if not r.is_warm_up and not r.error and r.output_tokens and r.token_times_s]
     if not answered:

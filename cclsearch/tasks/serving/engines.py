@@ -1,4 +1,4 @@
-"""How long engines take beside vLLM, where a source that compares them knows."""
+"""Times of engines relative to vLLM's, from sources that compare them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ left out: how much slower it is depends on the batch."""
 
 
 def find_engine_times(card: Card, space: Space) -> Array:
-    """(N,) time of each configuration's engine / vLLM's; 1 for one that is not known."""
+    """(N,) time of each configuration's engine / vLLM's; 1 for an unknown one."""
     return read_engines(card, space, _find_time)
 
 

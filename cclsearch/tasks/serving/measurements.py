@@ -107,14 +107,14 @@ ENERGY_METRICS = (
     result_metric("energy_j_per_mtoken", "J/Mtoken", _LOW, NO_ENERGY, label="energy per token", needs=ENERGY.needs),
     result_metric("power_w", "W", _LOW, NO_ENERGY, label="power", needs=ENERGY.needs),
 )
-"""Of a load; a token is one of an answer."""
+"""Metrics of a load; a token is one of an answer."""
 REPORTED = (
     ENERGY.name, "kv_cache_use_peak", "preemptions", "queue_mean_s", "tokens_per_step", "prefix_cache_hit_rate",
 )  # fmt: skip
 """Metrics of a load that a run script states itself: the request log does not show them."""
 GENERAL = (SIZE, MEMORY, HEADROOM, *ENERGY_METRICS)
 LIMITED = frozenset(metric.name for metric in (*LOAD_METRICS, BATCH_LATENCY))
-"""The metrics of a load, which a limit may bound."""
+"""Metrics of a load that a limit may bound."""
 Bounds = tuple[float | None, float | None]
 """The least and the greatest value."""
 
@@ -150,7 +150,7 @@ def measure_load(
 
 
 def derive_energy(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Energy per token and power of a load whose energy and throughput are known; nothing otherwise."""
+    """Energy per token and power of a load with known energy and throughput; else empty."""
     energy_j, tokens_per_s = metrics.get(ENERGY.name, 0.0), metrics.get("output_tokens_per_s")
     window_s = metrics.get("batch_latency_s")
     if not 0 < energy_j < math.inf or not tokens_per_s or not window_s:
@@ -159,7 +159,7 @@ def derive_energy(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def find_latencies(answered: Sequence[RequestRecord]) -> dict[str, list[float]]:
-    """Latency -> its values: of each request; for `itl`, of each pair of successive tokens whose times are known."""
+    """Latency -> its values: of each request; for `itl`, of each pair of successive tokens with known times."""
     found: dict[str, list[float]] = {name: [] for name in LATENCIES}
     for record in answered:
         times = record.token_times_s
@@ -180,7 +180,7 @@ def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def count_good(answered: Sequence[RequestRecord], targets: Mapping[str, float]) -> int:
-    """How many requests keep every target by themselves: the greatest value of each latency, in seconds."""
+    """Count the requests that keep every target by themselves (target: greatest value of a latency, in seconds)."""
     return sum(
         all(value <= targets[name] for name, value in _of_request(record).items() if name in targets)
         for record in answered
@@ -188,7 +188,7 @@ def count_good(answered: Sequence[RequestRecord], targets: Mapping[str, float]) 
 
 
 def find_excess(metrics: Mapping[str, float], limits: Mapping[str, Bounds]) -> float:
-    """By how much a load breaks the limits, each relative to its bound; infinite if a limited metric is missing."""
+    """Return the excess of a load over the limits, each relative to its bound; infinite without a limited metric."""
     total = 0.0
     for metric, (least, most) in limits.items():
         value = metrics.get(metric)
@@ -203,8 +203,9 @@ def find_excess(metrics: Mapping[str, float], limits: Mapping[str, Bounds]) -> f
 def choose_load(
     loads: Sequence[Mapping[str, float]], limits: Mapping[str, Bounds], most: str = THROUGHPUT
 ) -> int | None:
-    """The load whose metrics are the trial's: the one with most of a metric that keeps the limits, else the one that
-    breaks them least; None without a load that was measured."""
+    """Return the load whose metrics the trial gets: most of a metric within the limits, else the smallest excess; None
+    if no load was measured.
+    """
     measured = [n for n, metrics in enumerate(loads) if THROUGHPUT in metrics]
     return min(measured, key=lambda n: (find_excess(loads[n], limits), -loads[n].get(most, 0.0)), default=None)
 

@@ -45,7 +45,7 @@ def read_request_log(folder: Path, result: ServingResult) -> ServingResult:
 
 
 def find_disorder(record: RequestRecord, num_loads: int) -> str:
-    """What cannot be true of a record; empty if nothing is."""
+    """Return an impossible part of a record; empty if there is none."""
     times = (record.sent_s, *record.token_times_s, record.end_s)
     if record.load >= num_loads:
         return f"load {record.load} of {num_loads}"

@@ -1,4 +1,4 @@
-"""Space rules of serving and inference: what engines refuse about a step's tokens; `docs/rules.md` describes them."""
+"""Space rules of serving and inference: engines' limits on a step's tokens; `docs/rules.md` describes them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def _workers_add_up(card: Card, options: Mapping[str, Any]) -> Clause:
 
 @register_rule("workers_fit_machines", "prefill_workers", "decode_workers", *_SIZES)
 def _workers_fit_machines(card: Card, options: Mapping[str, Any]) -> Clause:
-    """As `launchers/serving_apart.py` places them: the larger servers first, each on the first machine with room."""
+    """Place workers as `launchers/serving_apart.py` does: the larger servers first, each on the first machine with
+    room.
+    """
     most = card.hardware.accelerators_per_node
 
     def check(at: Columns) -> BoolArray:

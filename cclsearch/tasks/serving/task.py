@@ -1,4 +1,4 @@
-"""The tasks `serving` (requests that arrive over time) and, on the same parts, what `inference` has in common."""
+"""The task `serving` (requests that arrive over time), and the parts that it shares with `inference`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ LEARNED = ("concurrency", THROUGHPUT, "ttft_mean_s", "tpot_mean_s")
 
 
 class RequestTask(Task):
-    """What both tasks that answer requests have in common."""
+    """Common parts of the two tasks that answer requests."""
 
     metrics = (*LOAD_METRICS, *GENERAL)
     primary = THROUGHPUT
@@ -97,7 +97,7 @@ class RequestTask(Task):
         return card.model_copy(update={"work": limit_work(card.work, objective)})
 
     def make_result(self, card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult:
-        """As the base class; the metrics are those of one load, unless `loads` are given, each by its metrics."""
+        """As the base class; the metrics are of one load, unless `loads` are given, each by its metrics."""
         general = {name: value for name, value in metrics.items() if name in (PEAK_MEMORY, NUM_ACCELERATORS)}
         if fields["status"] is RunStatus.OK and "loads" not in fields and THROUGHPUT in metrics:
             fields["loads"] = (metrics,)
@@ -142,7 +142,7 @@ class RequestTask(Task):
         return metrics, None
 
     def diagnose(self, evidence: ServingEvidence) -> Diagnosed:  # type: ignore[override]
-        """What limits the load whose metrics are the trial's; what a trace shows follows."""
+        """Return the limits of the load whose metrics are the trial's, then the findings of a trace."""
         traced = super().diagnose(evidence)
         asked, loads = evidence.payload.asked(is_other=False), self.measure_loads(evidence)
         own = [number for number, load in enumerate(evidence.result.loads) if not load.is_other]

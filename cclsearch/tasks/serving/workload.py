@@ -62,7 +62,7 @@ TARGET_FIELDS = tuple(
     CardField(f"{name}_s", FieldKind.NUMBER, (f"{_TARGETS}{name}_s",), maximum=1e9, key=_TARGET + name)
     for name in LATENCIES
 )
-"""What a single request must keep to count for goodput; `itl_s` is its longest interval between tokens."""
+"""Limits that a single request must keep to count for goodput; `itl_s` is its longest interval between tokens."""
 _PRIVATE = (
     _data("repeats", FieldKind.COUNT, maximum=1000),
     _data("shared_prefix_tokens", FieldKind.COUNT0),
@@ -81,7 +81,7 @@ OTHER_FIELDS = (
     _data(f"{OTHER}output_len", FieldKind.COUNT),
     _data(f"{OTHER}num_requests", FieldKind.COUNT, maximum=MAX_REQUESTS),
 )
-"""Where the second load differs from the first."""
+"""Fields in which the second load differs from the first."""
 SERVING_FIELDS = (
     *OTHER_WORK_FIELDS,
     _data("arrival", FieldKind.TEXT),
@@ -114,10 +114,10 @@ def read_limits(work: Config) -> dict[str, Bounds]:
 
 
 def read_load_choice(work: Config) -> str:
-    """The metric that a trial's load has most of, among the loads that it measured.
+    """Return the metric by which a trial's load is chosen among those it measured: the load with most of it.
 
-    Every ranked metric but goodput either orders the loads as throughput does, or is a latency: that is compared at
-    the largest load kept, since the smallest, which is faster, is not what was asked.
+    Every ranked metric but goodput either orders the loads as throughput does, or is a latency: that is compared at the
+    largest load kept, since the smallest, which is faster, is not the asked one.
     """
     return str(work.get(_CHOSEN_BY, THROUGHPUT))
 
@@ -170,7 +170,7 @@ def check_limits(card: StatedCard) -> None:
 
 
 def require_numbers(card: StatedCard, *names: str) -> None:
-    """Raise UserError that names what the card's work lacks."""
+    """Raise UserError that names the missing numbers of the card's work."""
     missing = [name for name in names if name not in card.work]
     if missing:
         remedy = " ".join(f"--set {name}=N" for name in missing)
@@ -249,7 +249,7 @@ def is_recorded_load(card: StatedCard) -> bool:
 
 
 def find_arrival(card: StatedCard) -> Arrival:
-    """How requests arrive: as the card says, else by what it states."""
+    """Return how requests arrive: as the card states, else inferred from its fields."""
     work = card.work
     stated = str(work.get("arrival", "")).lower()
     if stated and stated not in set(Arrival):

@@ -1,7 +1,7 @@
-"""Reads from knobs, by the field's names, what fine-tuning trains and keeps: adapters, quantised weights, fused losses.
+"""Read the state of fine-tuning from knobs, by the field's names: adapters, quantised weights, fused losses.
 
-Spaces call these knobs what they like (`method=lora`, `peft: true`, `base_quantisation=nf4`, `load_in_4bit`, `liger`),
-so a word may be in the name of the knob or in its choices.
+Spaces name these knobs differently (`method=lora`, `peft: true`, `base_quantisation=nf4`, `load_in_4bit`, `liger`), so
+a word may be in the name of the knob or in its choices.
 """
 
 from __future__ import annotations

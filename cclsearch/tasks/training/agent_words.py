@@ -1,4 +1,4 @@
-"""What the LLM agent is told about training: what a prediction assumes, and what its names mean."""
+"""Explain training to the LLM agent: assumptions of a prediction, and the meaning of its names."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "each_micro_batch": "a belief about launch, tp wait and p2p wait: what each micro-batch costs, however small",
     }
 )
-"""Name in tables, predictions and beliefs -> what it is."""
+"""Name in tables, predictions and beliefs -> its meaning."""
 ADAM_BYTES = {
     True: "bf16 weights, fp32 gradients, fp32 master weights and two fp32 moments: 18 bytes",
     False: "fp32 weights, gradients and two moments: 16 bytes",
 }
-"""Whether the work is in 16 bits -> what `memory.py` counts per parameter."""
+"""Whether the work is in 16 bits -> the bytes that `memory.py` counts per parameter."""
 
 
 def describe_assumptions(card: Card) -> str:
-    """What the closed forms assume where no knob says otherwise, in one line."""
+    """Return the closed forms' assumptions for undeclared behaviour, in one line."""
     is_16_bit = card.precision not in {"fp32", "float32", "tf32"}
     return (
         f"assumed by the closed form unless a knob says otherwise: Adam with {ADAM_BYTES[is_16_bit]} per parameter; "

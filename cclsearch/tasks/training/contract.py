@@ -1,4 +1,4 @@
-"""What a run script of training is given, and what it reports, beyond what every task has."""
+"""Input and report of a run script of training, beyond the fields of every task."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TrainingResult(TrialResult):
     warmup_steps: Count = 0
     """Optimizer steps run before that window."""
     precision: str | None = None
-    """What the matrix multiplications were computed in: `fp32`, `bf16`, ..."""
+    """Precision of the matrix multiplications: `fp32`, `bf16`, ..."""
     losses: tuple[Number, ...] = ()
     """Training loss of each optimizer step in order: warm-up, timed window, profiled window with its own warm-up."""
 

@@ -21,9 +21,9 @@ average ([N]); 108 (A100) to 132 (H100) of them, and the small tiles that are ch
 badly."""
 TILE_OVERHEAD = 128.0
 """Terms of each value's sum that take as long as a tile's start and end: a pipeline of four steps of 32 (CUTLASS)."""
+# Tiles have 128 to 256.
 HALF_RATE = 192.0
-"""Rows or columns of an expert's products at which they reach half of their share of the peak (tiles have 128 to
-256)."""
+"""Rows or columns of an expert's products at which they reach half of their share of the peak."""
 CAST_BYTES = 3.0
 """Bytes that the cast of a value to 8 or 4 bits moves: it is written in both orders with its scales, and some kernels
 before it do not cast themselves, so that it is read again."""
@@ -32,15 +32,15 @@ ROUTED_BYTES, EXPERT_BYTES = 20.0, 16.0
 again) and per unit of an expert's width (the activation function)."""
 MOE_KERNELS, EXPERT_KERNELS = 60.0, 8.0
 """Additional kernels of an MoE layer (router, permutation), and per expert of the rank (its GEMMs and casts)."""
+# [K] section 4 counts about 34 bytes of activations, which are written and read, forward and backward.
 SHARED_BYTES, SPLIT_BYTES = 60.0, 60.0
-"""Bytes per token and hidden unit outside and inside of tensor-parallel regions: [K] section 4 counts about 34 bytes of
-activations, which are written and read, forward and backward."""
+"""Bytes per token and hidden unit outside and inside of tensor-parallel regions."""
+# Cast to 4 bytes, square, scaled value, cast back and product with the weight, each read and written.
 EAGER_NORM_BYTES = 2 * 3 * 28.0
-"""Additional bytes per token and hidden unit that a layer's two unfused norms move, forward and twice that
-backward: cast to 4 bytes, square, scaled value, cast back and product with the weight, each read and written."""
+"""Additional bytes per token and hidden unit that a layer's two unfused norms move, forward and twice that backward."""
+# Counted in torch: 110 to 120 of a Llama layer whose norms and rotary embedding are unfused, 62 to 75 of a GPT layer.
 KERNELS_PER_LAYER = 110.0
-"""Kernels per layer, forward and backward, in eager mode: counted in torch, 110 to 120 of a Llama layer whose norms and
-rotary embedding are unfused, 62 to 75 of a GPT layer."""
+"""Kernels per layer, forward and backward, in eager mode."""
 
 
 def gemm_seconds(card: Card, layout: Layout, machine: Machine, tokens: Array) -> Array:
@@ -76,10 +76,10 @@ def _dense_matrices(arch: ModelArch, counts: ParameterCount) -> Iterator[tuple[i
 
 
 def slow_gemm(rows: Array, inputs: float, outputs: Array) -> Array:
-    """(N,) time of the three products of a linear layer, relative to that at the rate of large ones, on average.
+    """(N,) time of the three products of a linear layer, on average, relative to the rate of large ones.
 
-    Each product is slower by the idle half of its last wave, which counts more the fewer values it has, and by the
-    start and end of each tile, which count more the shorter its sums are.
+    The idle half of a product's last wave slows it, more the fewer values it has; the start and end of each tile slow
+    it, more the shorter its sums are.
     """
     shapes = ((rows, outputs, inputs), (rows, inputs, outputs), (inputs, outputs, rows))
     each = [(1 + HALF_WAVE / (high * wide)) * (1 + TILE_OVERHEAD / deep) for high, wide, deep in shapes]
@@ -89,7 +89,7 @@ def slow_gemm(rows: Array, inputs: float, outputs: Array) -> Array:
 def layer_bytes(card: Card, layout: Layout, machine: Machine, tokens: Array) -> tuple[Array, Array]:
     """Return (N,) bytes that the operators between the GEMMs read and write, per layer, forward and backward.
 
-    And (N,) more if tensor-parallel ranks do not split the sequence, where that is not known.
+    And (N,) more if tensor-parallel ranks do not split the sequence, where that is undeclared.
     """
     arch, counts = card.arch, count_parts(card.arch)
     h, moe = arch.hidden_size, arch.moe

@@ -22,9 +22,9 @@ Array = NDArray[np.float64]
 
 _FULL = {"full", "true", "yes", "on", "1", "all", "uniform", "block", "every-layer", "every_layer"}
 _PARTIAL = {"selective", "partial", "minimal", "attention", "save_dot_except_mlp", "half"}
+# Tensors that are cheap to compute take much memory (Korthikanti et al. 2022, section 5: 2 to 4 % more time).
 PARTIAL_SHARE, PARTIAL_COST = 0.4, 0.1
-"""Share of the activations that selective recomputation drops, and of the forward pass that it repeats: what is cheap
-to compute takes much memory (Korthikanti et al. 2022, section 5: 2 to 4 % more time)."""
+"""Share of the activations that selective recomputation drops, and of the forward pass that it repeats."""
 _FUSED_ATTENTION = ("flash", "sdpa", "xformers", "memory_efficient", "cudnn", "splash")
 EAGER_MATRIX = 2.0
 """Traffic of the attention matrix in eager kernels relative to a fused softmax, forward and backward, counted: 64 bytes
@@ -34,9 +34,9 @@ _FUSED_NORMS = ("rms", "norm")
 _FLASH_VERSION = re.compile(r"flash[a-z_ -]*?v?(\d)")
 _FLASH_SLOWNESS = {"1": 2.0, "2": 1.0, "3": 0.6}
 """Version -> time relative to version 2: Dao 2023 (2x faster than version 1), Shah et al. 2024 (1.5x to 2x faster)."""
+# Megatron-LM's default order and torch's device meshes, of which ours have the relevant part.
 MESH = ("tp", "cp", "dp", "pp")
-"""The degrees in the order of ranks, innermost first, without a knob `rank_order`: Megatron-LM's default and torch's
-device meshes, of which ours have the part that matters."""
+"""The degrees in the order of ranks, innermost first, without a knob `rank_order`."""
 HOST_ORDERS = {"links": 1.0, "ranks": 2.0}
 _PLAIN_ATTENTION = ("torch", "eager", "math", "naive", "unfused", "plain", "dot_product", "fused")
 
@@ -56,7 +56,7 @@ class Layout:
     zero: Array
     """ZeRO stage: 0 replicated, 1 optimizer states sharded, 2 gradients too, 3 weights too."""
     declares_sharding: bool
-    """Whether the space has a knob for it, or the framework says it; else a framework may still shard."""
+    """Whether the space has a knob for it, or the framework declares it; else a framework may still shard."""
     gradient_bytes: int | None
     """Bytes per parameter of the gradients, if the framework says it."""
     replicated: Array
@@ -64,16 +64,17 @@ class Layout:
     recompute: Array
     """Share of each layer's activations that is recomputed, 0 to 1."""
     declares_recomputation: bool
-    """Whether the space or the framework's own knobs say it; without that, a framework may still recompute."""
+    """Whether the space or the framework's own knobs declare it; else a framework may still recompute."""
     repeated: Array
     """Share of each layer's forward pass that this repeats, 0 to 1."""
     sequence_parallel: Array
     declares_sequence_parallel: bool
-    """Whether the space has a knob for it, or the framework says it; else a framework may still split the sequence."""
+    """Whether the space has a knob for it, or the framework declares it; else a framework may still split the sequence.
+    """
     virtual: Array
     """Model chunks per pipeline rank (1 without interleaving)."""
     plain_attention: Array
-    """Whether the attention matrix is written to memory: 1, 0, or 0.1 if unknown."""
+    """Whether the attention matrix goes to memory: 1, 0, or 0.1 if unknown."""
     matrix_traffic: Array
     """Bytes that move for the attention matrix relative to a fused softmax, if it is written to memory."""
     attention_slowness: Array
@@ -81,15 +82,16 @@ class Layout:
     unfused_norms: Array
     """Whether norms run as several eager kernels: 1 if another choice names a fused norm and this one does not."""
     even_split: Array
-    """Whether all pipeline stages have as many layers, by the framework: 1, 0 (balanced by their work) or NaN."""
+    """Whether the framework gives all pipeline stages the same number of layers: 1, 0 (balanced by their work) or NaN.
+    """
     overlaps: Array
-    """Whether gradients are reduced during the last backward pass, 1 or 0; 1 if the framework does not say."""
+    """Whether the last backward pass reduces gradients meanwhile, 1 or 0; 1 if the framework does not declare it."""
     frozen: Array
-    """Whether only adapters are trained (LoRA), 1 or 0: base weights have no gradients and no optimizer states."""
+    """Whether only adapters are trained (LoRA), 1 or 0: base weights have neither gradients nor optimizer states."""
     base_bytes: Array
     """Bytes per base weight where it is quantised, else 0: only frozen ones are."""
     fused_loss: Array
-    """Whether output projection and loss are one kernel, so that logits are never in memory as a whole: 1 or 0."""
+    """Whether output projection and loss are one kernel, which never keeps all logits in memory: 1 or 0."""
     precision: Array
     """Position in the card's `precisions`; 0 is its own."""
     order: Array
@@ -99,7 +101,7 @@ class Layout:
     hosts: Array
     """Units in an order that suits measured links: 0 none, 1 the nodes, 2 all ranks."""
     devices: Array
-    """Whether the devices inside nodes are put in such an order, 1 or 0."""
+    """Whether the devices inside nodes are ordered for the configuration, 1 or 0."""
     split: Array
     """Position in `splits`."""
     splits: tuple[str, ...]
@@ -119,7 +121,7 @@ class Layout:
 
     @property
     def sharding(self) -> Array:
-        """Ranks that share one replica of what ZeRO shards: all replicas without HSDP."""
+        """Ranks that share one replica of ZeRO's shards: all replicas without HSDP."""
         return np.maximum(self.replicas / self.replicated, 1.0)
 
     @property
@@ -246,7 +248,8 @@ def _as_recomputed(choice: Value, default: float) -> float:
 
 
 def _as_repeated(choice: Value, default: float) -> float:
-    """The share of the forward pass: what takes much memory and little time is recomputed first."""
+    """Return the share of the forward pass that a choice repeats."""
+    # Frameworks recompute first what takes much memory and little time.
     share = _as_recomputed(choice, default)
     cheap, dear = min(share, PARTIAL_SHARE), max(share - PARTIAL_SHARE, 0.0)
     return cheap * PARTIAL_COST / PARTIAL_SHARE + dear * (1 - PARTIAL_COST) / (1 - PARTIAL_SHARE)

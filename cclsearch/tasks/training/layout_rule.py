@@ -51,7 +51,7 @@ def check_traced_layout(evidence: TrainingEvidence) -> Finding:
 
 
 Check = tuple[str, str]
-"""What is wrong, or ""; what was seen, or "" if that cannot be told."""
+"""Finding of a check: the fault, or ""; the evidence, or "" if the traces cannot show it."""
 
 
 def _check_replicas(evidence: TrainingEvidence, degrees: dict[str, int], calls: Iterable[TracedCollective]) -> Check:

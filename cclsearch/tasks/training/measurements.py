@@ -83,7 +83,7 @@ MFU_FORMULA = (
     "MFU = tokens/s per accelerator x (6 x parameters used per token without the input embedding + 12 x layers x heads"
     " x head size x sequence) / peak FLOP/s in the card's precision (PaLM, Chowdhery et al. 2022, appendix B)"
 )
-"""What `find_mfu` computes; attention counts whole, as if it were not causal."""
+"""Result of `find_mfu`; attention counts whole, as if it were not causal."""
 
 
 def find_throughput(step_time_s: Any, num_accelerators: Any, sequences: int, tokens: int) -> dict[str, Any]:

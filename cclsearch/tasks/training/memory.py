@@ -43,7 +43,7 @@ class MemoryParts:
     held: Array
     """Activations that one micro-batch keeps for its backward pass."""
     kept: Array
-    """Further ones that it keeps if no layer is recomputed (0 if the space declares recomputation)."""
+    """Further activations that it keeps if no layer is recomputed (0 if the space declares recomputation)."""
     replicated: Array
     """Further activations if tensor-parallel ranks do not split the sequence (0 if the space declares it)."""
     working: Array
@@ -53,7 +53,7 @@ class MemoryParts:
     in_flight: Array
     """Micro-batches whose activations the first stage keeps at once."""
     logits: Array
-    """On the last stage."""
+    """GiB of the logits on the last stage."""
     fixed: Array
 
 

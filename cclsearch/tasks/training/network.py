@@ -1,6 +1,6 @@
-"""Bandwidth and latency that each axis of a layout gets: from the two bandwidths of a machine, or from links.
+"""Bandwidth and latency of each axis of a layout: from the two bandwidths of a machine, or from links.
 
-Links are measured, or belong to a simulated cluster. Then an axis gets what its slowest group gets
+Links are measured, or belong to a simulated cluster. Then an axis has the rate of its slowest group
 (`network/groups.py`, `network/axis.py`). Ranks are in the order of the knob `rank_order`. On measured links, the knobs
 `host_order` and `device_order` put nodes, devices inside nodes, or all ranks in an order found by local improvement.
 """
@@ -52,7 +52,7 @@ class Network:
     """The links of every configuration of a layout, axis by axis."""
 
     def __init__(self, layout: Layout, machine: Machine, weights: Mapping[str, Array] | None = None) -> None:
-        """`weights` are the bytes of each axis per step, for rows whose nodes are put in order."""
+        """`weights` are the bytes of each axis per step, for rows with ordered nodes."""
         self._layout, self._machine, self._weights = layout, machine, weights
 
     def axis(self, name: str) -> AxisLink:
@@ -203,10 +203,8 @@ class Mesh:
         }
 
     def each_position(self, per_node: int) -> Iterator[Groups]:
-        """Yield (R,) the position of each rank in every order of the axes, the mesh's own first.
-
-        Schedulers number the ranks of a node upwards: the ranks of a node get its places in that order.
-        """
+        """Yield (R,) the position of each rank in every order of the axes, the mesh's own first."""
+        # Schedulers number the ranks of a node upwards, so the ranks of a node get its places in that order.
         shape = [size for _, size in self.sizes[::-1] if size > 1]
         ranks = np.arange(self.num_ranks).reshape(shape)
         for axes in permutations(range(len(shape))):
@@ -226,11 +224,11 @@ class Freedom:
     devices: bool = False
     """The order of the devices inside nodes, the same in each."""
     ranks: bool = False
-    """The place of every rank, and with it the order of the degrees, even against the framework's own."""
+    """Whether every rank, and so the order of the degrees, may move; also against the framework's own order."""
 
     @classmethod
     def at(cls, layout: Layout, row: int) -> Freedom:
-        """Return what the knobs of a row ask for."""
+        """Return the freedom that the knobs of a row give."""
         hosts = int(layout.hosts[row])
         return cls(nodes=hosts > 0, ranks=hosts > 1, devices=bool(layout.devices[row]))
 
@@ -241,7 +239,7 @@ class Freedom:
 
 
 MAX_ORDERS_IMPROVED = 4
-"""Orders of the degrees, the most promising ones, for which the nodes are put in order."""
+"""Largest number of orders of the degrees, the most promising ones, for which nodes are ordered."""
 TIE = 0.01
 """Weight of the mean link beside the slowest one while orders are improved: then it counts that a change repairs one of
 several equally slow links."""
@@ -256,7 +254,7 @@ def place_ranks(
     *,
     ring_per_port: bool,
 ) -> Groups:
-    """Return (R,) the place of each rank with the least communication time found, at most that of ranks in order.
+    """Return (R,) the place of each rank with the least communication time found, at most the time of ranks in order.
 
     `weights` are the bytes of each axis per step. Only nodes that the ranks fill are put in order.
     """
@@ -292,7 +290,7 @@ def place_ranks(
 
 
 def _improve(links: LinkMatrix, cost: Cost, given: tuple[Order, Order], freedom: Freedom) -> tuple[Order, Order]:
-    """Return the order of nodes and of devices, each improved with the other held, until neither helps."""
+    """Return the order of nodes and of devices, each improved with the other fixed, until neither helps."""
 
     def improve_nodes(nodes: Order, devices: Order) -> Order:
         return improve_order(nodes, lambda order: cost(order, devices), chain_nodes(links))

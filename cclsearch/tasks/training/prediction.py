@@ -1,4 +1,4 @@
-"""What training predicts: step time and memory of a whole space in closed form, with their parts and priors."""
+"""Predictions for training: step time and memory of a whole space in closed form, with their parts and priors."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ BLOCK_ROWS = 8192
 """Rows predicted at once: a block stays in the processor's cache."""
 PRIOR_FILE = Path(__file__).with_name("prior.json")
 """All fitted constants; written by `benchmarks/fit_prior.py`."""
+# The weights of the last three are the defaults of seven frameworks, with one more of each: all kept in HF Trainer,
+# axolotl, nanotron and Megatron-LM, in part in torchtitan, none in TRL's `SFTConfig` and LLaMA-Factory.
 UNDECLARED = {
     "unsharded": ((0.0, 0.3), (-5.0, 0.7)),
     "replicated": ((0.0, 0.4), (-5.0, 0.6)),
     "gradients": ((0.0, None), (float(np.log(0.5)), None)),
     "kept": ((0.0, 0.5), (float(np.log(1 - PARTIAL_SHARE)), 0.2), (-5.0, 0.3)),
 }
-"""The ways in which frameworks do it: optimizer states replicated or sharded, sequences replicated or sharded,
+"""Alternative behaviours of frameworks: optimizer states replicated or sharded, sequences replicated or sharded,
 gradients of 4 or 2 bytes, activations all kept, recomputed in part (fused attention keeps no matrix either), or
-recomputed (`MemoryForm.undeclared`). The last three weigh as the defaults of seven frameworks do, with one more of
-each: all kept in HF Trainer, axolotl, nanotron and Megatron-LM, in part in torchtitan, none in TRL's `SFTConfig` and
-LLaMA-Factory."""
+recomputed (`MemoryForm.undeclared`).
+"""
 WAYS = {
     "unsharded": ("optimizer_states=replicated", "optimizer_states=sharded"),
     "replicated": ("sequence=replicated", "sequence=sharded"),
     "gradients": ("gradients=4_bytes", "gradients=2_bytes"),
     "kept": ("activations=kept", "activations=recomputed_in_part", "activations=recomputed"),
 }
-"""What the ways of `UNDECLARED` are called."""
+"""Names of the alternatives of `UNDECLARED`."""
 HINT_PARTS = {
     "pipeline": {"bubble": 1.0, "p2p": 1.0, "p2p_wait": 1.0},
     "stage_imbalance": {"imbalance": 1.0},
@@ -108,11 +109,9 @@ def _read_prior(data: dict[str, Any], names: Sequence[str]) -> Prior:
 
 
 def expect_measured_links(prior: Prior) -> Prior:
-    """Return the prior of step times over measured links: messages take the time that the measured rates say.
-
-    The shipped multipliers of messages are what collectives took beside the nominal bandwidths of a catalogue, which no
-    collective reaches; a measured bandwidth is what a message really gets.
-    """
+    """Return the prior of step times over measured links: messages take the time of the measured rates."""
+    # The shipped multipliers of messages compare collectives with the nominal bandwidths of a catalogue, which no
+    # collective reaches; a measured bandwidth is what a message really gets.
     mean_P = prior.mean_P.copy()
     scale = mean_P[time.MULTIPLIERS.index("scale")]  # it also multiplies the messages
     mean_P[[time.MULTIPLIERS.index(name) for name in time.LINK_MULTIPLIERS]] = -scale
@@ -152,7 +151,7 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
 
 
 def _derive_all(card: Card, layout: Layout, ranks_N: NDArray[np.int64]) -> dict[str, Derived]:
-    """Return throughput and, where the peak is known, MFU as functions of the step time."""
+    """Return throughput and, with a known peak, MFU as functions of the step time."""
     derived = {metric: _derive(metric, card, ranks_N) for metric in THROUGHPUT}
     rates = [find_mfu(card.for_trial({PRECISION: precision}), 1.0) for precision in card.precisions]
     if None not in rates:
@@ -216,7 +215,7 @@ class PartsModel:
 
 
 def _find_undeclared(at: Layout) -> dict[str, tuple[tuple[float, float | None], ...]]:
-    """Return those of `UNDECLARED` that the space leaves open and that change a configuration of it."""
+    """Return the entries of `UNDECLARED` that the space leaves open and that change a configuration of it."""
     is_open = {
         "unsharded": not at.declares_sharding and bool(np.any(at.replicas > 1)),
         "kept": not at.declares_recomputation,

@@ -1,6 +1,6 @@
 """Space rules of training: batch and sequence, ZeRO and its replicas, sequence parallelism and pipelines.
 
-They state what a framework refuses; `docs/rules.md` describes them, and framework files name where it refuses it.
+They state frameworks' refusals; `docs/rules.md` describes them, and framework files name the source of each.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _zero_limited_by_pp(card: Card, options: Mapping[str, Any]) -> Clause:
     "shards_hold_every_expert", "ep", "zero_stage", "dp", "dp_replicate", "cp", "tp", needs=("ep", "zero_stage", "tp")
 )
 def _shards_hold_every_expert(card: Card, options: Mapping[str, Any]) -> Clause:
-    """For frameworks that never spread experts over the dp ranks that replicate the model."""
+    """Rule for frameworks that never spread experts over the dp ranks that replicate the model."""
     present = options.get("knobs", ())
     shards = " x ".join(stated_knobs(("cp", "tp"), present))
     of_dp = "dp / dp_replicate" if "dp_replicate" in present else "dp"
@@ -162,7 +162,7 @@ def _moe_tp_needs_sequence_parallel(card: Card, options: Mapping[str, Any]) -> C
 
 @register_rule("virtual_pipeline_at_most_layers", "virtual_pipeline", "pp", parameters={"ends": bool})
 def _virtual_pipeline_at_most_layers(card: Card, options: Mapping[str, Any]) -> Clause:
-    """`ends: true` if the embedding and the loss may have chunks of their own."""
+    """Rule on virtual stages; with `ends: true` the embedding and the loss may be chunks of their own."""
     layers, ends = card.arch.num_layers, 2 if options.get("ends") else 0
     return (
         f"with virtual_pipeline above 1, pp x virtual_pipeline is at most the {layers} layers"

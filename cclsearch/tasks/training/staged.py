@@ -1,8 +1,8 @@
-"""Time and memory of pipelines whose stages are unlike: other hardware, other links, other numbers of layers.
+"""Time and memory of pipelines with unlike stages: other hardware, other links, other numbers of layers.
 
 Each stage is computed by itself, on the machine of its slowest rank, with its own layers. The parts of a configuration
-are those of the stage that takes longest (for memory: that is closest to what its device has), and the pipeline fills
-and drains in the sum of all stages. Which stage that is, is decided before calibration.
+are the slowest stage's (for memory: the stage closest to its device's limit), and the pipeline fills and drains in the
+sum of all stages. The choice of the stage precedes calibration.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Stages:
 
 
 def is_staged(card: Card, layout: Layout) -> bool:
-    """Whether stages may be unlike: by groups of hardware, or by a knob that splits the layers."""
+    """Whether stages may differ: by groups of hardware, or by a knob that splits the layers."""
     return bool(card.hardware.groups) or layout.splits != (EVEN,)
 
 
@@ -75,17 +75,17 @@ def _time_of_stage(
 def _choose_longest(
     parts: TimeParts, one: TimeParts, is_longer: NDArray[np.bool_], exists: NDArray[np.bool_]
 ) -> TimeParts:
-    """Return the parts of the longer stage; what follows the pipeline takes as long as on its slowest stage."""
+    """Return the parts of the longer stage; the work after the pipeline takes as long as on its slowest stage."""
     chosen: TimeParts = pick([parts, one], is_longer.astype(np.int64))
     after = {name: (vars(parts)[name], vars(one)[name]) for name in ("dp", "dp_exposed_floor", "optimizer")}
     return replace(chosen, **{name: np.where(exists, np.maximum(a, b), a) for name, (a, b) in after.items()})
 
 
 def staged_memory(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
-    """Return the parts of memory of every configuration before multipliers, of the device closest to what it has.
+    """Return the parts of memory of every configuration before multipliers, of the device closest to its limit.
 
-    They are scaled to the memory of the card's device, which is that of the first group: with half of it, a stage
-    counts twice.
+    They are scaled to the memory of the card's device, which is the first group's: with half of it, a stage counts
+    twice.
     """
     if not is_staged(card, layout):
         return memory_parts(card, layout, machine)

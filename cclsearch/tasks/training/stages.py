@@ -31,7 +31,7 @@ class SplitChoice:
 
 
 def read_split(choice: object) -> SplitChoice | None:
-    """Return what a choice means; None if it is of no known form."""
+    """Return the split that a choice means; None if it has no known form."""
     text = str(choice)
     if text == EVEN:
         return SplitChoice()
@@ -57,8 +57,8 @@ def split_layers(
 ) -> tuple[int, ...]:
     """Return the split of the shortest 1F1B step, at least one layer a stage.
 
-    `layer_s` are the seconds of a layer on each stage, `extra_s` what the stage computes besides. For each time that
-    the longest stage may take, the stages that are fastest per layer are filled up to it: that is the least sum.
+    `layer_s` are the seconds of a layer on each stage, `extra_s` the stage's other seconds. For each possible time of
+    the longest stage, the stages that are fastest per layer are filled up to it: that is the least sum.
     """
     cost, extra = np.asarray(layer_s, dtype=np.float64), np.asarray(extra_s, dtype=np.float64)
     stages = len(cost)
@@ -78,10 +78,8 @@ def split_layers(
 
 
 def shift_layers(split: Sequence[int], layer_s: Sequence[float], shift: int) -> tuple[int, ...]:
-    """Return the split with `shift` layers more on the fastest stage, taken from the slowest, which keeps at least one.
-
-    Of stages that are equally fast, the first is taken as the fastest and the last as the slowest.
-    """
+    """Return the split with `shift` layers more on the fastest stage, taken from the slowest, which keeps one."""
+    # Ties: the first of equally fast stages is the fastest, the last the slowest.
     cost = np.asarray(layer_s)
     fast, slow = int(np.argmin(cost)), len(cost) - 1 - int(np.argmax(cost[::-1]))
     moved = list(split)

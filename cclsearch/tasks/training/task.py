@@ -91,7 +91,7 @@ class TrainingTask(Task):
     def make_result(self, card: Card, metrics: Mapping[str, float], **fields: Any) -> TrialResult:
         """As the base class; of the row's own metrics, those that follow from step time and memory are left out.
 
-        A recording's work is that of its card; a function of the caller does not declare its work.
+        A recording did its card's work; a function of the caller does not declare its work.
         """
         own = {metric.name for metric in METRICS} - {PEAK_MEMORY}
         if fields["status"] is RunStatus.OK and not fields.get("caller"):
@@ -149,7 +149,7 @@ class TrainingTask(Task):
 
 
 def _find_unlike(card: Card, config: Config) -> dict[str, tuple[Any, ...]]:
-    """Return what ranks are given if links, accelerators or stages are unlike."""
+    """Return the ranks' input for unlike links, accelerators or stages."""
     found: dict[str, tuple[Any, ...]] = {}
     if card.hardware.links is not None:
         from cclsearch.tasks.training.placement import find_places

@@ -32,16 +32,18 @@ class TrainingThresholds(Model):
     params_above: float = Field(default=0.15, ge=0)
     """Fraction above the card's that counts as padding (a vocabulary padded to a multiple, biases)."""
     traced_flops_below: float = Field(default=0.05, ge=0)
-    """Fraction by which the matrix FLOPs of a traced step, kernels without shapes at their most included, may be below
-    the model's."""
+    """Fraction by which the matrix FLOPs of a traced step, plus the largest possible FLOPs of kernels without shapes,
+    may be below the model's.
+    """
     traced_costs_below: float = Field(default=0.25, ge=0)
     """The same if the FLOPs are a compiler's costs, not from shapes."""
+    # Recomputation adds a third; padding and full causal attention add more.
     traced_flops_above: float = Field(default=1.0, ge=0)
-    """Fraction by which they may exceed it: recomputation adds a third; padding and full causal attention add more."""
+    """Fraction by which they may exceed it."""
     attended_below: float = Field(default=0.01, ge=0)
     """Fraction of the queries of backward attention that may be missing, if every kernel has shapes."""
     max_hidden_share: float = Field(default=0.02, ge=0)
-    """Share of the compute time without shapes up to which counts of calls are taken to be complete."""
+    """Share of the compute time without shapes up to which counts of calls are complete."""
     min_recomputed: float = Field(default=0.5, ge=0, le=1)
     """Share of the layers' forward FLOPs that must be repeated if the configuration recomputes whole layers; PyTorch
     stops as soon as the last saved tensor is there."""
@@ -51,8 +53,9 @@ class TrainingThresholds(Model):
     """Gradients that are reduced over data-parallel ranks, as a share of the parameters."""
     min_traced_time: float = Field(default=0.6, gt=0)
     """Minimum of traced step time (profiler on) divided by the unprofiled one."""
+    # Load during the timed window makes it longer, which gains a cheat nothing.
     min_traced_time_cpu: float = Field(default=0.1, gt=0)
-    """The same if ranks share the cores of a CPU: load during the timed window makes it longer, which gains nothing."""
+    """The same if ranks share the cores of a CPU."""
     max_traced_time: float = Field(default=2.5, gt=1)
     """Maximum of the same, on accelerators."""
     max_traced_time_cpu: float = Field(default=6.0, gt=1)
@@ -63,7 +66,7 @@ class TrainingThresholds(Model):
     max_ratio_of_others_cpu: float = Field(default=1.5, gt=1)
     """The same if ranks share the cores of a CPU."""
     max_sigmas: float = Field(default=4.0, gt=0)
-    """Spreads (median absolute deviation x 1.4826) of the others' ratios within which a ratio is not questioned."""
+    """Spreads (median absolute deviation x 1.4826) of the others' ratios within which a ratio is accepted."""
     max_uncounted: float = Field(default=0.25, ge=0)
     """Time of the timed window between its steps, as a share of the steps' sum, on accelerators: a framework may log or
     load data there."""

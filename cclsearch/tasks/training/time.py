@@ -52,7 +52,7 @@ launch, where a host that waits for a transfer cannot launch it ahead."""
 BUCKET_BYTES = 50e6
 """Bytes of gradients or weights that one collective sends: 25 MiB in PyTorch's DDP, 80 MB in Megatron-LM."""
 COLLECTIVE_WAIT = 1e-3
-"""Seconds for which a point-to-point transfer of a pipeline delays its stage, before calibration."""
+"""Seconds by which a point-to-point transfer of a pipeline delays its stage, before calibration."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +63,10 @@ class TimeParts:
     attention: Array
     elementwise: Array
     replicated: Array
-    """Further seconds of `elementwise` if tensor-parallel ranks do not split the sequence (0 where that is known)."""
+    """Further seconds of `elementwise` if tensor-parallel ranks do not split the sequence (0 if that is declared)."""
     recompute_share: Array
     vocabulary: Array
-    """On the last stage."""
+    """Seconds of the vocabulary's layers on the last stage."""
     launch: Array
     """Host time to launch the kernels; overlaps with the device's work."""
     tp_scale_up: Array
@@ -79,7 +79,7 @@ class TimeParts:
     bubble: Array
     """Pipeline fill and drain, in micro-batches."""
     p2p: Array
-    """Between pipeline stages, and what attention does not hide of the ring of context parallelism."""
+    """Seconds between pipeline stages, and of the ring of context parallelism that attention does not hide."""
     p2p_wait: Array
     dp: Array
     """Per step: communication of gradients and, if sharded, of weights."""
@@ -96,11 +96,11 @@ class TimeParts:
     shared_p2p: Array
     """The same of pipeline stages."""
     even_split: Array
-    """Whether all pipeline stages have as many layers: 1, 0 (balanced by their work) or NaN."""
+    """Whether all pipeline stages have the same number of layers: 1, 0 (balanced by their work) or NaN."""
     balanced_first: Array
     """Layers of the first stages of a balanced pipeline, relative to an even one."""
     balanced_last: Array
-    """The same of its last stage, which has the output projection."""
+    """The same for its last stage, which has the output projection."""
     micro_batches: Array
     virtual: Array
     pipelined: Array
@@ -265,7 +265,7 @@ def slot_seconds(parts: TimeParts) -> Array:
 
 
 def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array]:
-    """Return the seconds of the slowest stage per micro-batch, and what the vocabulary adds to its layers."""
+    """Return the seconds of the slowest stage per micro-batch, and the vocabulary's addition to its layers."""
     between = m["elementwise"] * (parts.elementwise + m["replicated"] * parts.replicated)
     layers = m["gemm"] * parts.gemm + m["attention"] * parts.attention + between
     layers = layers * (1 + m["recompute"] * parts.recompute_share / 3)
@@ -280,7 +280,7 @@ def _slot_time(parts: TimeParts, m: Multipliers) -> tuple[Array, Array]:
 
 
 def _both_passes(forward: Array, backward: Array, host: Array) -> Array:
-    """Return the seconds of a forward and a backward pass, of which each waits for its device or its host."""
+    """Return the seconds of a forward and a backward pass; each waits for the slower of its device and its host."""
     first = _wait_for_slower(forward, FORWARD_HOST_SHARE * host)
     return first + _wait_for_slower(backward, (1 - FORWARD_HOST_SHARE) * host)
 
@@ -392,7 +392,7 @@ def _ring_seconds(link: AxisLink, size: Array, group: Array, most_calls: Array) 
 
 
 def _context_parallel(card: Card, layout: Layout, network: Network, tokens: Array, layers: Array) -> Array:
-    """(N,) seconds in which the blocks of keys and values go around the ring of context-parallel ranks, in both passes.
+    """(N,) seconds of the blocks of keys and values around the ring of context-parallel ranks, in both passes.
 
     [R] section 3.1: every rank passes on its block cp - 1 times; in the backward pass its gradients go with it.
     """

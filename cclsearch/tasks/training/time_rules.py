@@ -40,7 +40,7 @@ def check_step_times(evidence: TrainingEvidence) -> Finding:
 
 
 def _find_uncounted(evidence: TrainingEvidence, total_s: float) -> str:
-    """How much longer the timed window was than the sum of its steps; "" if as long, or if it is not reported."""
+    """Say how much longer the timed window was than the sum of its steps; "" if as long, or not reported."""
     window_s = evidence.result.timed_window_s
     share = DEFAULT.max_uncounted_cpu if evidence.is_on_cpu else DEFAULT.max_uncounted
     if window_s is None or window_s <= total_s * (1 + share) + DEFAULT.max_uncounted_s:
@@ -53,7 +53,7 @@ def _find_uncounted(evidence: TrainingEvidence, total_s: float) -> str:
 
 
 def _find_pattern(evidence: TrainingEvidence) -> str:
-    """What the times have in common that measured ones do not: a coarse grid, equal digits, equal differences.
+    """Name a pattern of the times that measured ones lack: a coarse grid, equal digits, equal differences.
 
     A script that rounds (MaxText logs milliseconds) may report equal times, if its grid is fine enough.
     """
@@ -103,10 +103,10 @@ def check_trace_time(evidence: TrainingEvidence) -> Finding:
 
 
 def _compare_with_others(evidence: TrainingEvidence, ratio: float, bound: float) -> str:
-    """How far the ratio is above those of the other trials; "" if it is like theirs, or there are too few.
+    """Say how far the ratio is above the other trials' ratios; "" if it is like theirs, or there are too few.
 
-    Two causes are honest: a profiler makes the device wait for the host, so idle time is left out; and load during
-    the profiled window slows matrix products down as much as the step. A lower ratio gains nothing.
+    Two causes are honest: a profiler makes the device wait for the host, so idle time is left out; and load during the
+    profiled window slows matrix products down as much as the step. A lower ratio gains nothing.
     """
     others = [found for other in evidence.others if other.is_ranked and (found := _read_other(other))]
     if len(others) < MIN_OTHERS:

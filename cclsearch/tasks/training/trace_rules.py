@@ -1,4 +1,4 @@
-"""The admission rules of training that ask the traces what was computed, in which precision, and what was exchanged."""
+"""The admission rules of training on computed work, precision and exchanged data in the traces."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_traced_work(evidence: TrainingEvidence) -> Finding:
 
 
 class _NeededWork:
-    """What one step of a card must contain at least, by part: products with weights, and attention."""
+    """Least work of one step of a card, by part: products with weights, and attention."""
 
     def __init__(self, evidence: TrainingEvidence) -> None:
         arch, card, config = evidence.card.arch, evidence.card, evidence.payload.config
@@ -58,7 +58,7 @@ class _NeededWork:
         self.has_experts = arch.moe is not None
 
     def find_missing(self, products: TracedProducts, hidden: float) -> str:
-        """Return what the products lack if kernels without shapes computed `hidden` FLOPs; "" if nothing."""
+        """Return the missing part of the products if kernels without shapes computed `hidden` FLOPs; "" if none."""
         least = 1 - (DEFAULT.traced_flops_below if products.by_shapes else DEFAULT.traced_costs_below)
         words = f"at least {least:.2f}x"
         needed = self.weights + self.attention
@@ -81,7 +81,9 @@ class _NeededWork:
         return f"attention runs on {batches[0]} sequences a call, but a micro-batch has {self.micro_batch}"
 
     def _find_missing_rows(self, products: TracedProducts) -> str:
-        """Whole queries of attention are counted exactly: sequences x heads x positions x layers."""
+        """Say how many whole queries of attention are missing, by an exact count: sequences x heads x positions x
+        layers.
+        """
         if not products.attended_rows or self.rows is None or products.hidden_share > DEFAULT.max_hidden_share:
             return ""
         ratio = products.attended_rows / self.rows

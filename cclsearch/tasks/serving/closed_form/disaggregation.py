@@ -18,8 +18,9 @@ from cclsearch.tasks.serving.closed_form.steady_state import serve, time_parts
 from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, LoadParts, compute_load, kv_numbers
 
 PREFILL, DECODE = "prefill", "decode"
+# After 8 rounds costs change by less than 0.01 %.
 ROUNDS = 8
-"""How often the number of sequences that decode is computed again; after 8 rounds costs change by less than 0.01 %."""
+"""Number of updates of the number of sequences that decode."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
 """Latencies by measured kernels: the tables of aiconfigurator (NVIDIA, Apache-2.0) as a prior of serving predictions.
 
-A card with `kernel_tables: aiconfigurator` asks for it, and `pip install 'ccl-search[aiconfigurator]'` brings it. It
-adds up measured times of a model's kernels on one of NVIDIA's accelerators, by engine and layout, and so knows what
-roofline models do not: how slow a kernel for slices of experts is. Its estimate of the time to the first token and of
-the time per token is averaged, as logarithms, with the closed form's; a configuration without one keeps the latter.
+A card with `kernel_tables: aiconfigurator` asks for it; `pip install 'ccl-search[aiconfigurator]'` installs it. It adds
+up measured times of a model's kernels on one of NVIDIA's accelerators, by engine and layout, and so has what roofline
+models lack: how slow a kernel for slices of experts is. Its estimates of the time to the first token and of the time
+per token are averaged, as logarithms, with the closed form's; a configuration without an estimate keeps the latter.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ ENGINES = {"trtllm": "trtllm", "tensorrt-llm": "trtllm", "tensorrt_llm": "trtllm
 WEIGHTS = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4", "nvfp4": "nvfp4"}
 """Precision -> its name of the weights' type in a mixture of experts; a dense model in fp8 has one scale a matrix."""
 OWN_WEIGHTS = ("gpt-oss",)
-"""Models whose published checkpoint has types of its own, which it knows by the model's name."""
+"""Models with weight types of their own in the published checkpoint; aiconfigurator knows them by name."""
 
 
 @dataclass(frozen=True)
 class ServedLayout:
-    """What an estimate depends on, beside the card."""
+    """Inputs of an estimate beside the card."""
 
     engine: str
     precision: str
@@ -60,7 +60,7 @@ class ServedLayout:
     """Ranks that share an attention layer."""
     pp: int
     attention_dp: int
-    """Groups of such ranks whose layers of experts are shared."""
+    """Groups of such ranks that share the layers of experts."""
     ep: int
     batch: int
     """Requests at once of each such group."""
@@ -148,7 +148,8 @@ def _estimate(
 
 @cache
 def _load_estimator() -> Callable[..., Any]:
-    """Its function for one estimate, which then lists the versions that it knows once, not at each call."""
+    """Return aiconfigurator's function for one estimate."""
+    # It would list its known versions at each call; here it lists them once.
     api = importlib.import_module(f"{PACKAGE}.cli.api")
     database = importlib.import_module(f"{PACKAGE}_core.sdk.perf_database")
     database.get_supported_databases = cache(database.get_supported_databases)  # type: ignore[attr-defined]
@@ -175,7 +176,7 @@ class KernelPrior:
     at: Replica
     """The columns of the space, (N,) each."""
     engines: Sequence[str]
-    """Of each row."""
+    """Engine of each row."""
     precisions: Sequence[str]
     lengths: tuple[float, float]
     """Tokens of a prompt and of its answer."""

@@ -1,8 +1,8 @@
 """The least memory with which a server starts: weights, the keys and values of one request, and the engine itself.
 
-An engine takes a share of the device whatever it needs, so that a trial's peak does not show this; whether it started
-does. Weights and latent keys are divided as parallelism does it (Narayanan et al. 2021, section 3; vLLM and
-TensorRT-LLM replicate the keys of latent attention on every tensor-parallel rank).
+An engine takes a share of the device at any need, so a trial's peak does not show its need; whether it started does.
+Weights and latent keys are divided as parallelism does it (Narayanan et al. 2021, section 3; vLLM and TensorRT-LLM
+replicate the keys of latent attention on every tensor-parallel rank).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MIN_MEMORY = MetricInfo(
 GIB = float(2**30)
 PARTS = ("weights", "kv_cache", "engine")
 ENGINE_GIB = 1.0
-"""Of a process with its libraries and the tensors of a step (our choice)."""
+"""GiB of a process with its libraries and the tensors of a step (our choice)."""
 USABLE = 0.97
 """Share of the device's memory that one process can have (our choice; engines leave 5 to 10 % by default)."""
 PRIOR = Prior(
@@ -64,7 +64,7 @@ class LeastMemory:
 
 
 def find_least_memory(card: Card, at: Replica, tokens: float) -> LeastMemory:
-    """Return what each configuration needs for its weights and one request of so many tokens."""
+    """Return the memory of each configuration for its weights and one request of so many tokens."""
     model = find_served(card)
     arch, counts = model.arch, count_parts(model.arch)
     plain = other_weight_bytes(arch, at.weight_bytes)
@@ -85,7 +85,7 @@ def find_least_memory(card: Card, at: Replica, tokens: float) -> LeastMemory:
 
 
 def find_deployed_memory(card: Card, at: Deployment, tokens: float) -> LeastMemory:
-    """Return what the fuller of a configuration's two kinds of workers needs, or its servers that do both."""
+    """Return the memory of the fuller of a configuration's two kinds of workers, or of its servers that do both."""
     whole = find_least_memory(card, at.whole, tokens)
     if at.prefill is None or at.decode is None or at.is_apart is None:
         return whole
@@ -103,8 +103,9 @@ def make_memory_form(card: Card, at: Deployment, tokens: float) -> MemoryForm:
 
 
 def count_cached_tokens(card: Card, at: Replica) -> Array:
-    """(N,) tokens whose keys and values a replica keeps at most: in the memory that the space gives to the KV cache,
-    else in what weights and engine leave of the share of the device that the server takes."""
+    """(N,) most tokens whose keys and values a replica keeps: in the space's memory for the KV cache, else in the
+    server's share of the device after weights and engine.
+    """
     model, arch = find_served(card), find_served(card).arch
     numbers = kv_numbers(arch) if arch.kv_lora_rank else 2.0 * kv_numbers(arch)
     ranks = np.minimum(at.attention_ranks, 1.0 if arch.kv_lora_rank else arch.num_kv_heads)

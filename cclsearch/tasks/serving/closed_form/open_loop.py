@@ -25,7 +25,7 @@ MAX_BUSY = 0.98
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When the requests of a load arrive."""
+    """Arrival times of the requests of a load."""
 
     rate: float
     """Requests per second at the whole server."""
@@ -48,7 +48,7 @@ def read_arrivals(work: Config, arrival: Arrival, count: int) -> Arrivals | None
 
 
 def serve_open(loads: LoadParts, theta: Array, arrivals: Arrivals) -> Served:
-    """Return what a load measures, (..., N), from the parts at growing numbers of clients, (L, N) each."""
+    """Return the metrics of a load, (..., N), from the parts at growing numbers of clients, (L, N) each."""
     times = time_parts(loads, np.asarray(theta)[..., None, :])
     is_apart, answer = loads.prefillers > 0, loads.answer
     workers = np.where(is_apart, np.maximum(loads.prefillers, 1.0), loads.replicas)
@@ -87,10 +87,10 @@ def serve_open(loads: LoadParts, theta: Array, arrivals: Arrivals) -> Served:
 
 @dataclass(frozen=True, eq=False)
 class _Settled:
-    """Between which two numbers of clients each configuration settles."""
+    """The two numbers of clients between which each configuration settles."""
 
     above: NDArray[np.int64]
-    """(..., 1, N) index of the first number at which it answers as many as arrive."""
+    """(..., 1, N) index of the first number at which it answers as many requests as arrive."""
     weight: Array
     """(..., 1, N) weight of that number; the one before has the rest."""
 

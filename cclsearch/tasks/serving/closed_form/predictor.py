@@ -1,4 +1,4 @@
-"""What serving and inference predict: throughput, latencies and the least memory of a whole space in closed form."""
+"""Predictions for serving and inference: throughput, latencies and the least memory of a whole space in closed form."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
 from cclsearch.tasks.serving.simulation.refine import make_refinement, read_load
 from cclsearch.tasks.serving.workload import read_limits
 
+# A whole server's error is mostly common to its works (benchmarks/newdevice.md; our choice).
 TRANSFER_SCALE_SD, TRANSFER_RESIDUAL = 0.2, 0.5
-"""Of the multiplier `scale`, and factor of the residual, where loads of other work are learned from: most of what a
-whole server is off by is common to its works (benchmarks/newdevice.md; our choice)."""
+"""Standard deviation of the multiplier `scale`, and factor of the residual, when learning from loads of other work."""
 LOAD_SCALE = 0.4
 """Doublings of a knob to which a doubling of the load is alike (benchmarks/serving.md)."""
 FEWEST, GROWTH = 1, 2.0
 """Concurrencies that are predicted if a trial searches for the largest: from this one, each so many times the last."""
 Compute = Callable[[Rows | None, Array | float], LoadParts]
 """Rows (None: all) and clients -> the parts of a load."""
+# 128 MB.
 MAX_PARTS = 16_000_000
-"""Numbers that describe the loads of a space at most at once (128 MB); those of a larger one are computed in chunks."""
+"""Largest number of values that describe a space's loads at once; a larger space is computed in chunks."""
 MAX_PLACES = 4096.0
-"""Sequences at once up to which servers under a given rate are predicted."""
+"""Largest number of sequences at once for which servers under a given rate are predicted."""
 HINT_PARTS = {name: {name: 1.0} for name in SHARES}
 
 
@@ -120,7 +121,7 @@ class _Loads:
         return [rows[start : start + self.most] for start in range(0, max(len(rows), 1), self.most)]
 
     def take(self, rows: Rows) -> tuple[LoadParts, NDArray[np.bool_]]:
-        """Return the parts of these rows, and which loads a trial of each measures; (L, n) each."""
+        """Return the parts of these rows, and the loads that a trial of each measures; (L, n) each."""
         if self.kept is None:
             return self._stack(rows), self.measured_LN[:, rows]
         return map_columns(lambda column_LN: column_LN[:, rows], self.kept), self.measured_LN[:, rows]
@@ -147,7 +148,7 @@ def _make_compute(card: Card, space: Space, at: Deployment, lengths: tuple[float
 def _predict_loads(
     card: Card, space: Space, compute: Compute, clients: tuple[float, ...], measured_NL: NDArray[np.bool_]
 ) -> Loads:
-    """Return what is known of trials that measure several loads."""
+    """Return the loads of trials that measure several."""
     lengths = float(card.work["input_len"]), float(card.work["output_len"])
     features = read_features(space)
 
@@ -175,7 +176,7 @@ def _predict_loads(
 
 
 def _widen(prior: Prior) -> Prior:
-    """Return the prior with which searches of other work are learned from."""
+    """Return the prior for learning from searches of other work."""
     wide = np.array([TRANSFER_SCALE_SD if name == "scale" else 0.0 for name in MULTIPLIERS])
     return replace(prior, sd_P=np.maximum(prior.sd_P, wide), shape=prior.shape.scaled(TRANSFER_RESIDUAL))
 
@@ -209,7 +210,7 @@ def _best(
     reads: Sequence[Callable[[Served], Array]],
     measured_LN: NDArray[np.bool_],
 ) -> list[Array]:
-    """Return what a trial measures: of its only load, or of the cheapest that keeps the limits, else the nearest."""
+    """Return the metrics of a trial: of its only load, or of the cheapest that keeps the limits, else the nearest."""
     found = serve(loads, np.asarray(theta)[..., None, :])
     if found.cost.shape[-2] == 1:
         return [read(found)[..., 0, :] for read in reads]

@@ -1,6 +1,6 @@
-"""What is known of serving before any trial: how far predictions are off, and how well multipliers are known.
+"""Priors of serving before any trial: the error of predictions, and the uncertainty of multipliers.
 
-The priors of what counts are our choice, not fitted: trials calibrate the multipliers.
+`PRIOR` is our choice, not fitted: trials calibrate the multipliers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ PRIOR = Prior(
 )
 """Our choice: published predictions without any trial err by 13 % (TPOT) to 46 % (TTFT) in the median, ours by more."""
 TPOT, TTFT = "tpot_mean_s", "ttft_mean_s"
+# They are known better than the metric of `PRIOR`: the largest evidence of measured servers, and about the same with
+# each model left out (benchmarks/serving.md).
 LOAD_PRIORS = {
     TPOT: replace(PRIOR, sd_P=np.array([0.1, 0.1, 0.15, 0.15, 0.25, 0.4, 1.0]), shape=KernelShape(0.2, 1.5, 0.03, 0.2)),
     TTFT: replace(PRIOR, shape=KernelShape(0.4, 1.5, 0.03, 0.2), noise=0.12),
 }
-"""Of the latencies at one load, which are known better than what counts: the largest evidence of measured servers, and
-about the same with each model left out (benchmarks/serving.md)."""
+"""Priors of the latencies at one load."""

@@ -18,9 +18,10 @@ from cclsearch.tasks.serving.engines import find_engine_times, read_engines
 
 Array = NDArray[np.float64]
 
+# With the scales of the blocks: 8 bits for 16 weights (NVFP4), 8 for 32 (Open Compute Project 2023, microscaling
+# formats), 32 for 128 (AWQ, GPTQ).
 BITS = ((4.5, ("nvfp4",)), (4.25, ("fp4", "int4", "awq", "gptq")), (8.0, ("fp8", "int8", "w8a8")))
-"""Bits of a weight in formats whose names contain these words, with the scales of their blocks: 8 bits for 16 weights
-(NVFP4), 8 for 32 (Open Compute Project 2023, microscaling formats), 32 for 128 (AWQ, GPTQ)."""
+"""Bits of a weight in formats whose names contain these words."""
 DEFAULT_SEQUENCES, DEFAULT_TOKENS = 256, 2048
 """`max_num_seqs` and `max_num_batched_tokens` of a space without them, as vLLM's documentation has them for servers."""
 
@@ -58,7 +59,7 @@ class Replica:
     """Bytes of a number of the KV cache."""
     flops_per_s: Array
     engine_time: Array
-    """Time of everything beside another engine's, 1 if not known."""
+    """Time of everything relative to another engine's, 1 if unknown."""
     batch_bucket: Array
     """A step computes a multiple of so many sequences: static graphs are compiled for those only."""
     context_bucket: Array
@@ -70,17 +71,17 @@ class Replica:
     cached: Array
     """First tokens of each prompt that are in the cache of prefixes."""
     checked: Array
-    """Tokens that a step computes of each sequence: its next one, and those that were guessed."""
+    """Tokens that a step computes of each sequence: the next one and the guesses."""
     gain: Array
     """Tokens that it has of each in the mean afterwards."""
     cache_gib: Array
-    """GiB of the KV cache of an accelerator; 0 if it has what the rest of the server leaves."""
+    """GiB of the KV cache of an accelerator; 0 if it gets the memory that the rest of the server leaves."""
     memory_share: Array
     """Share of an accelerator's memory that the server takes."""
     is_chunked: Array
     """1 if a step may compute a part of a prompt, else 0."""
     is_alone: Array
-    """1 if prompts are computed in steps of their own, before any answer goes on, else 0."""
+    """1 if prompts have steps of their own, before any answer continues, else 0."""
     restarts: Array
     """1 if a request that lost its blocks may start again in the same step, else 0."""
 
@@ -90,7 +91,7 @@ class Replica:
 
 
 def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATED) -> Replica:
-    """Return the columns of a space; an absent knob has the value of a server that is started without it.
+    """Return the columns of a space; an absent knob has the value of a server that starts without it.
 
     `layout` has the names of its knobs, so that workers which only prefill or only decode can be read too.
     """
@@ -164,9 +165,9 @@ def _guesses(value: Value) -> bool:
 
 
 def _read_speculation(card: Card, is_on: Array) -> tuple[Array, Array]:
-    """Return the tokens that a step computes of a sequence, and those that it has afterwards.
+    """Return the tokens that a step computes of a sequence, and the tokens that the sequence has gained after it.
 
-    How many guesses are right depends on the texts, so the card says it; without that, nothing changes. Guesses by
+    The share of right guesses depends on the texts, so the card states it; without that, nothing changes. Guesses by
     n-grams of the prompt cost no further model.
     """
     accepted = min(max(float(card.work.get("accepted_tokens_per_step", 1.0)), 1.0), 1.0 + DRAFTED)

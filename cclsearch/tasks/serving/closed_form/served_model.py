@@ -1,4 +1,4 @@
-"""What a server keeps and reads of a model that its card's shape leaves out: latent and windowed attention, formats."""
+"""Parts of a served model that its card's shape leaves out: latent and windowed attention, formats of weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServedModel:
     window: int
 
     def held_tokens(self, tokens: float) -> float:
-        """Return the tokens of a sequence whose keys and values a layer keeps, in the mean over layers."""
+        """Return the tokens of a sequence whose keys and values a layer keeps, as the mean over layers."""
         share = self.windowed_layers / self.arch.num_layers
         return (1 - share) * tokens + share * min(tokens, self.window)
 

@@ -15,7 +15,7 @@ from cclsearch.tasks.serving.closed_form.steps import HANDOVER_S, MULTIPLIERS, R
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """What one load measures, by the multipliers; (..., N) each."""
+    """Metrics of one load, by the multipliers; (..., N) each."""
 
     cost: Array
     """Accelerator-seconds per output token."""
@@ -31,9 +31,9 @@ class Times:
 
     step: Array
     prefill: Array
-    """Of one prompt, when all stages are busy."""
+    """Seconds of one prompt when all stages are busy."""
     alone: Array
-    """Of one prompt from its first to its last stage."""
+    """Seconds of one prompt from its first to its last stage."""
     request: Array
     step_parts: dict[str, Array]
     """Part -> its share of a step."""

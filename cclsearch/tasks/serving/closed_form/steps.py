@@ -21,14 +21,16 @@ from cclsearch.tasks.serving.closed_form.replica import Array, Replica
 from cclsearch.tasks.serving.closed_form.served_model import UNQUANTIZED, ServedModel, find_served, other_weight_bytes
 
 MULTIPLIERS = ("scale", "weights", "kv_cache", "prefill", "collectives", "engine", "request")
-"""What calibration may change, in the order of every vector of log multipliers."""
+"""Multipliers that calibration may change, in the order of every vector of log multipliers."""
 SHARES = ("prefill", "weights", "kv_cache", "collectives", "engine")
 """The parts that the cost of a token is the sum of."""
+# Our choice; vLLM's steps of tiny models take more.
 ENGINE_STEP_S = 2e-3
-"""Seconds in which an engine plans a step, before calibration (our choice; vLLM's of tiny models take more)."""
+"""Seconds in which an engine plans a step, before calibration."""
 SEQUENCE_S = 2e-5
-"""Further seconds per sequence of a step: sampling and streaming its token (our choice). Ranks that attend to sequences
-of their own do that apart."""
+"""Further seconds per sequence of a step: sampling and streaming its token (our choice). Ranks that attend to separate
+sequences do that separately.
+"""
 COLLECTIVE_S = 1.6e-5
 """Seconds of a collective of few bytes besides the latency of its links: launch, and waiting for the slowest rank."""
 MEMORY_SHARE = 0.85
@@ -71,7 +73,7 @@ class LoadParts:
     answer: Array
     """Tokens of an answer."""
     prefillers: Array
-    """Workers that only prefill, to which `prefill...` belongs then; 0 if every replica prefills its own prompts."""
+    """Workers that only prefill, whose costs `prefill...` has then; 0 if every replica prefills its own prompts."""
     prefill_share: Array
     """Share of the accelerators that they have."""
     clients: Array
@@ -85,12 +87,14 @@ class LoadParts:
 
 
 ADDED = ("prefillers", "prefill_share", "transfer", "ttft_lean", "tpot_lean")
-"""What workers that only prefill, and other predictions, add to the parts of a load."""
+"""Additions to the parts of a load, by workers that only prefill and by other predictions."""
 
 
 @dataclass(frozen=True, eq=False)
 class StepCosts:
-    """What tokens of prompts and of answers add to a step, before multipliers; (N,) arrays, or numbers of all rows."""
+    """Costs that tokens of prompts and of answers add to a step, before multipliers; (N,) arrays, or numbers of all
+    rows.
+    """
 
     at: Replica
     model: ServedModel
@@ -111,7 +115,7 @@ class StepCosts:
     score_s: Array
     """Seconds to compute the scores of one new token with one held token."""
     waits: Array
-    """How often a prompt is waited for: replicas that share experts step together."""
+    """Number of waits for one prompt: replicas that share experts step together."""
 
     def take(self, rows: NDArray[np.int64]) -> StepCosts:
         """Return the costs of these rows."""
@@ -121,7 +125,7 @@ class StepCosts:
         return replace(self, at=self.at.take(rows), **arrays)
 
     def read_experts(self, tokens: Array | float) -> Array:
-        """Return the seconds to read what so many tokens use of a mixture of experts."""
+        """Return the seconds to read the experts that so many tokens use."""
         moe = self.model.arch.moe
         if moe is None:
             return np.zeros(len(self.at.tp))
@@ -138,7 +142,7 @@ class StepCosts:
         return np.asarray(4.0 * pairs * score_width(arch) * arch.num_layers / self.at.tp / self.at.flops_per_s)
 
     def attend_alone(self, tokens: Array | float, scores_s: Array) -> Array:
-        """Return the further seconds of prompts which the ranks of one attention layer compute alone."""
+        """Return the further seconds of prompts that the ranks of one attention layer compute alone."""
         linear_s = 2.0 * self.attention * tokens / self.at.tp / self.at.flops_per_s
         return np.asarray((linear_s + scores_s) * (self.at.tp / self.at.attention_ranks - 1.0))
 
@@ -154,7 +158,7 @@ class StepCosts:
 
 
 def read_costs(card: Card, at: Replica) -> StepCosts:
-    """Return what tokens add to a step of each row."""
+    """Return the costs that tokens add to a step of each row."""
     model, machine = find_served(card), read_machine(card)
     arch, counts = model.arch, count_parts(model.arch)
     layers, bandwidth = arch.num_layers, machine.hbm_bytes_s * MEMORY_SHARE
@@ -246,12 +250,12 @@ def pad(number: Array, bucket: Array) -> Array:
 
 
 def _find_most(mean: Array, ranks: Array) -> Array:
-    """Return about how many the rank with most has of what falls on ranks by chance, with that mean (Gaussian tail)."""
+    """Return about how many items the fullest rank gets if they fall on ranks by chance with that mean (Gaussian)."""
     return np.asarray(mean + np.sqrt(2.0 * mean * np.log(np.maximum(ranks, 1.0))))
 
 
 def _exchange_tokens(at: Replica, machine: Machine, layers: int, num_bytes: Array) -> Array:
-    """Return the seconds in which tokens get to their experts and back, if replicas share the experts."""
+    """Return the seconds that tokens take to their experts and back, if replicas share the experts."""
     inside = at.ep <= machine.node
     bandwidth = np.where(inside, machine.up_bytes_s, machine.out_bytes_s)
     latency = np.where(inside, machine.up_latency_s, machine.out_latency_s) + COLLECTIVE_S
@@ -268,8 +272,8 @@ def kv_numbers(arch: ModelArch) -> float:
 def _sum_activations(at: Replica, machine: Machine, layers: int, num_bytes: Array | float, chosen: float) -> Array:
     """Return the seconds of a step's two collectives a layer over the tensor-parallel ranks, and of its transfers.
 
-    Both are all-reduces, unless each rank attends to sequences of its own: then tokens are gathered before the experts
-    and summed into their ranks after them, or go to the experts that they choose alone, whichever takes less.
+    Both are all-reduces, unless each rank attends to separate sequences: then the ranks gather tokens before the
+    experts and sum them into their ranks after them, or send them only to their chosen experts, by the cheaper way.
     """
     inside = at.tp <= machine.node
     bandwidth = np.where(inside, machine.up_bytes_s, machine.out_bytes_s)

@@ -1,1 +1,1 @@
-"""A load simulated step by step: the scheduler, the seconds of a step, and what it adds to the closed forms."""
+"""A load simulated step by step: the scheduler, the seconds of a step, and corrections of the closed forms."""

@@ -1,9 +1,9 @@
-"""Continuous batching step by step, of many engines at once: which requests a step computes, and what it takes.
+"""Continuous batching step by step, of many engines at once: the requests and the time of each step.
 
-The scheduler is that of Orca (Yu et al. 2022) with chunks of prompts (Agrawal et al. 2024) over a paged KV cache (Kwon
-et al. 2023), as vLLM has it: answers go on first, then prompts start in the order of arrival while places, tokens and
-blocks last; if blocks run out, the requests that started last are computed again later. A turn advances every engine
-by one step or, while nothing changes but the length of answers, by as many as there are until something does.
+The scheduler is Orca's (Yu et al. 2022) with chunks of prompts (Agrawal et al. 2024) over a paged KV cache (Kwon et al.
+2023), as vLLM has it: answers continue first, then prompts start in the order of arrival while places, tokens and
+blocks last; if blocks run out, the requests that started last are computed again later. A turn advances every engine by
+one step or, while only the length of answers changes, by as many as there are until something else does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_TURNS = 2_000_000
 
 
 def answer_all(engines: Engines, requests: Requests) -> Answered:
-    """Return what happens until every request is answered."""
+    """Simulate until every request is answered."""
     batch = _Batch(engines, requests)
     for _ in range(MAX_TURNS):
         if not len(batch.rows):
@@ -32,14 +32,14 @@ def answer_all(engines: Engines, requests: Requests) -> Answered:
 
 @dataclass(eq=False)
 class _Step:
-    """What a turn computes, as it is planned."""
+    """Requests and tokens of a turn, as it is planned."""
 
     mix: StepMix
     budget: Array
     free: Array
     """Blocks left."""
     is_closed: Bools
-    """Whether nothing more starts in this step."""
+    """Whether this step starts nothing more."""
     done: list[tuple[Ints, Ints]] = field(default_factory=list)
     """Engines and places whose prompts are complete after this step."""
 
@@ -64,7 +64,7 @@ class _Batch:
         self.rows = np.arange(size)
         self.clock, self.context = floats.copy(), floats.copy()
         self.spoken = floats.copy()
-        """When the last step ended in which answers went on."""
+        """End of the last step in which answers continued."""
         self.begun: list[tuple[Array, Array]] = []
         """Answers that began since then, and when: in steps of prompts alone."""
         self.going_on = ints.copy()
@@ -81,7 +81,7 @@ class _Batch:
         self.arrival = np.where(is_sent, requests.arrival_s, np.inf)
         self.ready = self.arrival + engines.lag_s[:, None]
         self.paused = np.zeros((size, width))
-        """When the last token came of a request that is computed again."""
+        """Time of the last token of a request that is computed again."""
         self.start, self.first, self.last = (np.full((size, width), np.nan) for _ in range(3))
         self.made = np.zeros((size, width), dtype=np.int64)
         self.stack = np.zeros((size, most), dtype=np.int64)
@@ -108,7 +108,7 @@ class _Batch:
         self.is_going = np.ones(len(self.rows), dtype=bool)
 
     def result(self) -> Answered:
-        """Return what happened to all engines."""
+        """Return the results of all engines."""
         kept = self.kept
         return Answered(
             kept["arrival"], kept["start"], kept["first"], kept["last"], kept["steps"], kept["tokens"],
@@ -140,7 +140,7 @@ class _Batch:
         return np.asarray(is_ready | (self.depth > 0))
 
     def _wait(self) -> Bools:
-        """Move the clocks of idle engines to the next request; returns which engines have requests that wait."""
+        """Move the clocks of idle engines to the next request; returns the engines with waiting requests."""
         waits = self._has_waiting()
         idle = self.is_going & (self.running == 0) & ~waits
         if idle.any():
@@ -293,7 +293,7 @@ class _Batch:
         self.start[fresh, request[~is_again]] = self.clock[fresh]
 
     def _hold_alone(self, step: _Step) -> None:
-        """Engines whose prompts have steps of their own make room for answers if no prompt is in this step."""
+        """Make room for answers in engines whose prompts have steps of their own, if no prompt is in this step."""
         before = self.num_preempted.copy()
         self._preempt(self.is_alone & (step.mix.prompt_tokens == 0))
         step.is_closed |= self.num_preempted > before
@@ -343,7 +343,7 @@ class _Batch:
         return number, np.asarray(number * (first + last) / 2)
 
     def _advance(self, mix: StepMix, number: Ints, seconds: Array) -> Bools:
-        """Move the clocks; returns the engines whose answers went on."""
+        """Move the clocks; returns the engines whose answers continued."""
         self.clock += seconds
         is_on = mix.sequences > 0
         number = np.where(self.is_going, number, 0)

@@ -1,4 +1,4 @@
-"""Many engines, their requests, and what a simulation of their schedulers (`batching.py`) finds of each request."""
+"""Many engines, their requests, and the simulated times of each request (`batching.py`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDLESS = 2.0**50
 
 @dataclass(frozen=True, eq=False)
 class Engines:
-    """R engines: what limits a step; (R,) each."""
+    """R engines: the limits of a step; (R,) each."""
 
     times: StepTimes
     places: Ints
@@ -43,7 +43,8 @@ class Requests:
     """Up to Q requests of each of R engines, in the order of their arrival; (R, Q) each."""
 
     arrival_s: Array
-    """Of a closed loop, 0 for the first request of each client; others arrive when one is answered."""
+    """Arrival of each request; in a closed loop, 0 for the first of each client, and the others arrive with an answer.
+    """
     given: Ints
     asked: Ints
     count: Ints
@@ -52,11 +53,11 @@ class Requests:
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """What happened; (R, Q) seconds of each request, (R,) sums of each engine."""
+    """Simulated results; (R, Q) seconds of each request, (R,) sums of each engine."""
 
     arrival_s: Array
     start_s: Array
-    """When a step first computed a part of it."""
+    """Start of the first step with a part of it."""
     first_s: Array
     end_s: Array
     steps: Array

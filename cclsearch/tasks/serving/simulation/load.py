@@ -1,7 +1,7 @@
-"""What a load measures of many configurations at once, by a simulation of their schedulers (`batching.py`).
+"""Metrics of a load for many configurations at once, by a simulation of their schedulers (`batching.py`).
 
 Each configuration has `dp` x `pp` engines: a replica's pipeline stages work on different groups of sequences. Requests
-go round the engines, and those of a closed loop to the engine whose client was answered.
+go round the engines, and in a closed loop to the engine whose client was answered.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from cclsearch.tasks.serving.simulation.engines import ENDLESS, Answered, Engine
 from cclsearch.tasks.serving.simulation.step_times import StepTimes
 
 PERCENTS = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
+# This bounds the memory.
 MAX_CELLS = 1_500_000
-"""Engines times the larger of their requests and places, which are simulated together: this bounds the memory."""
+"""Largest product of engines and their requests or places that is simulated together."""
 Simulated = Mapping[str, Array]
 """Metric -> (n,) its value in each configuration."""
 
@@ -36,9 +37,9 @@ class SimulatedLoad:
 
     requests: tuple[PlannedRequest, ...]
     clients: int | None
-    """Of a closed loop; None: at the times of the requests."""
+    """Number of clients in a closed loop; None: requests come at their times."""
     targets: Mapping[str, float]
-    """What a request must keep to count for goodput."""
+    """Limits that a request must keep to count for goodput."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
-"""What the simulation of a load (`simulated_load.py`) adds to the closed forms, for the rows that look best by them.
+"""Corrections of the closed forms by the simulation of a load (`load.py`), for the rows that look best by them.
 
-A closed form ranks a large space in seconds and follows the multipliers that trials teach; the simulation says how far
-it is off at given multipliers, and what it does not know: percentiles, waits and preemptions under the requests that
-the card draws. So each metric is its closed form, times what the simulation of that row found beside it. In a closed
-loop of requests of one length the means are as good in closed form (benchmarks/serving.md), and stay.
+A closed form ranks a large space in seconds and follows the multipliers that trials teach. The simulation shows its
+error at given multipliers, and adds percentiles, waits and preemptions under the card's requests. So each metric is its
+closed form, times the ratio from the simulation of that row. In a closed loop of requests of one length the means are
+as good in closed form (benchmarks/serving.md), and stay.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ MAX_REQUESTS, PER_CLIENT = 1000, 6
 """Requests of a load that are simulated at most, and for each client of a closed loop: a steady state shows by then."""
 MAX_SIMULATED = 100_000
 """Requests times rows that are simulated at most: about 2 s on one core (benchmarks/serving.md)."""
+# They are as uncertain as the first token.
 LATENCY_SHAPE, LATENCY_NOISE = LOAD_PRIORS[TTFT].shape, LOAD_PRIORS[TTFT].noise
-"""Of percentiles and of times that wait for others: as little is known of them as of the first token."""
+"""Shape and noise of percentiles and of times that wait for others."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _lean_forms(
     rows: Rows,
     simulated: Mapping[str, Array],
 ) -> dict[str, ClosedForm]:
-    """Return the closed forms with what the simulation found beside them."""
+    """Return the closed forms, corrected by the simulation."""
     forms, answer = predictor.forms, load.lengths[1]
     size = len(predictor.features)
     tpot, ttft = forms[TPOT].log_cost, forms[TTFT].log_cost

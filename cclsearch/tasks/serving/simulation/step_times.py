@@ -17,7 +17,7 @@ from cclsearch.tasks.serving.closed_form.steps import ENGINE_STEP_S, MULTIPLIERS
 
 @dataclass(frozen=True, eq=False)
 class StepMix:
-    """What a step of each engine computes; (R,) each."""
+    """Tokens of a step of each engine; (R,) each."""
 
     prompt_tokens: Array
     """Tokens of prompts."""
