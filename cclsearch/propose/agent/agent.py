@@ -151,7 +151,7 @@ class Agent:
             handlers.table,
             slots,
             handlers.find_shown(),
-            offers=handlers.extension.offers,
+            offers=handlers.extension.record.offers,
             overrules_left=handlers.overrules_left,
             standing=standing,
         )

@@ -143,7 +143,7 @@ class Turn:
     ) -> None:
         self._provider = provider
         self._handlers = handlers
-        can_extend = bool(handlers.extension.offers)
+        can_extend = bool(handlers.extension.record.offers)
         self._tools = make_toolset(
             *(prompt_input.view, options.mode, handlers.max_submitted),
             can_extend=can_extend,

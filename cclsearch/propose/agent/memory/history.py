@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 from cclsearch.propose.base import Observation, ReportedEvent, SearchView
-from cclsearch.propose.events import ArbiterMove, ArbiterPhase, DecisionKind, LlmLimitsSet, LlmTurn, find_withdrawn
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, DecisionKind, LlmLimitsSet, LlmTurn
 
 
 def past_turns(events: Iterable[ReportedEvent]) -> list[LlmTurn]:
@@ -25,14 +24,8 @@ def total_cost(turns: Iterable[LlmTurn]) -> Cost:
 def drop_decision(turn: LlmTurn, why: str) -> LlmTurn:
     """A turn without its decision; its cost and what it learned are kept."""
     text = one_line(f"{why}: {turn.text}", 500)
-    dropped: dict[str, object] = {
-        "text": text,
-        "decision": DecisionKind.NONE,
-        "submitted": (),
-        "adds": {},
-        "policy": None,
-    }
-    return turn.model_copy(update=dropped)
+    none: dict[str, object] = {"decision": DecisionKind.NONE, "submitted": (), "adds": {}, "policy": None}
+    return turn.model_copy(update={"text": text, **none})
 
 
 def limits_event(limits: LlmLimits) -> LlmLimitsSet:
@@ -50,24 +43,13 @@ def read_limits(events: Iterable[ReportedEvent], limits: LlmLimits) -> LlmLimits
     return limits
 
 
-@dataclass(frozen=True)
-class Insight:
-    """What the model wrote about framework and cluster in one turn."""
-
-    turn: int
-    text: str
-    withdrawn_in: int | None
-    """The turn that withdrew it; None if it stands."""
-
-
-def last_insights(view: SearchView, count: int = 6) -> list[Insight]:
-    """The model's insights, latest last, without repetitions; the withdrawn ones too, which are marked."""
-    withdrawn = find_withdrawn(view.events)
-    found: dict[str, Insight] = {}
+def last_insights(view: SearchView, count: int = 6) -> list[LlmTurn]:
+    """The turns of the model's insights, latest last, without repetitions; also those withdrawn since."""
+    found: dict[str, LlmTurn] = {}
     for turn in past_turns(view.events):
         if turn.insight:
             found.pop(turn.insight, None)
-            found[turn.insight] = Insight(turn.turn, turn.insight, withdrawn.get(turn.turn))
+            found[turn.insight] = turn
     return list(found.values())[-count:]
 
 

@@ -14,7 +14,7 @@ from cclsearch.propose.agent.prompt.surrogate_table import MakeSurrogateTable, m
 from cclsearch.propose.agent.providers.kind import list_prices
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
-from cclsearch.propose.agent.tools.extension import replay_extension
+from cclsearch.propose.agent.tools.extension import Extension
 from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.turn import Turn, TurnSettings
 from cclsearch.space.table import Space
@@ -91,7 +91,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
         refitted=record.look_with_beliefs,
         looked_up=dict(record.evidence),
         explanations=dict(record.explanations),
-        extension=replay_extension(record.extension),
+        extension=Extension(record.extension),
     )
     shown = handlers.find_shown()
     prompt_input = PromptInput(

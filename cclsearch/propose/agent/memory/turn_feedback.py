@@ -17,38 +17,37 @@ MAX_NAMED = 5
 """Beliefs, trials or turns that a line about ignored ones names."""
 
 
-def read_lessons(arguments: Mapping[str, Any], view: SearchView) -> dict[str, Any]:
-    """What the model has learned: the insight, for its later turns, and the beliefs, for the surrogate."""
-    insight = arguments.get("insight")
-    text = one_line(redact(insight), 400) if isinstance(insight, str) else ""
-    beliefs, doubts = parse_hints(arguments.get("beliefs"), view), parse_doubts(arguments.get("doubts"), view)
-    said = {turn.turn for turn in past_turns(view.events) if turn.insight or turn.beliefs}
-    given, open_turns = arguments.get("withdraws"), said - set(find_withdrawn(view.events))
-    named = [n for n in given if isinstance(n, int) and n in open_turns] if isinstance(given, list) else []
-    withdraws = tuple(dict.fromkeys(named))
-    return {"insight": text, "beliefs": beliefs, "doubts": doubts, "withdraws": withdraws}
+def read_lessons(arguments: Mapping[str, Any], view: SearchView) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what the model has learned, and why beliefs, doubts and withdrawals are not taken, a line each kind.
 
-
-def list_ignored(arguments: Mapping[str, Any], view: SearchView) -> tuple[str, ...]:
-    """Why beliefs, doubts and withdrawals of this call are not taken, a line each kind: the model learns of it."""
-    taken, turns = read_lessons(arguments, view), past_turns(view.events)
-    parts = [item.get("part") if isinstance(item, Mapping) else item for item in _list(arguments, "beliefs")]
-    known = {*taken["doubts"], *(number for turn in turns for number in turn.doubts)}
+    The insight is for its later turns, the beliefs are for the surrogate.
+    """
+    turns = past_turns(view.events)
+    insight, beliefs, doubts, withdraws = (
+        arguments.get(name) for name in ("insight", "beliefs", "doubts", "withdraws")
+    )
     said = {turn.turn for turn in turns if turn.insight or turn.beliefs}
-    ignored = {
-        "beliefs not taken, their part, value or size is not known": [p for p in parts if p not in [*taken["beliefs"]]],
-        "trials not doubted, they may not be, or no further one": [
-            n for n in _list(arguments, "doubts") if n not in [*known]
-        ],
-        "turns not withdrawn, they left no insight or belief": [
-            n for n in _list(arguments, "withdraws") if n not in [*said]
-        ],
+    open_turns = said - set(find_withdrawn(view.events))
+    named = withdraws if isinstance(withdraws, list) else []
+    lessons = {
+        "insight": one_line(redact(insight), 400) if isinstance(insight, str) else "",
+        "beliefs": parse_hints(beliefs, view),
+        "doubts": parse_doubts(doubts, view),
+        "withdraws": tuple(dict.fromkeys(n for n in named if isinstance(n, int) and n in open_turns)),
     }
-    return tuple(f"{why}: {_name_some(items)}" for why, items in ignored.items() if items)
+    parts = [item.get("part") if isinstance(item, Mapping) else item for item in _list(beliefs)]
+    known = [*lessons["doubts"], *(number for turn in turns for number in turn.doubts)]
+    ignored = {
+        "beliefs not taken, their part, value or size is not known": [
+            p for p in parts if p not in [*lessons["beliefs"]]
+        ],
+        "trials not doubted, they may not be, or no further one": [n for n in _list(doubts) if n not in known],
+        "turns not withdrawn, they left no insight or belief": [n for n in _list(withdraws) if n not in [*said]],
+    }
+    return lessons, tuple(f"{why}: {_name_some(items)}" for why, items in ignored.items() if items)
 
 
-def _list(arguments: Mapping[str, Any], name: str) -> list[object]:
-    given = arguments.get(name)
+def _list(given: object) -> list[object]:
     return given if isinstance(given, list) else [given] if given else []
 
 

@@ -168,7 +168,7 @@ def make_record(
         max_seconds=settings.max_seconds,
         spent=settings.spent,
         growths=count_growths(view),
-        extension=handlers.extension.record(),
+        extension=handlers.extension.record,
         system=prompt.system,
         user=prompt.user,
         result=result,

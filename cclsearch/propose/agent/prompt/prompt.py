@@ -49,7 +49,7 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.outlook import MIN_TRIALS
 from cclsearch.propose.bayes.prior_hints import collect_hints, count_doubts_left, find_doubted, name_part
 from cclsearch.propose.bayes.snapshot import NEGLIGIBLE
-from cclsearch.propose.events import ArbiterMove, LlmMode
+from cclsearch.propose.events import ArbiterMove, LlmMode, find_withdrawn
 from cclsearch.space.table import RECORDED_RULES, Space
 
 ENVELOPE_BYTES = 1400
@@ -249,10 +249,7 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("FAILURES by kind", failure_lines(view, table, facts), 1.5),
         Section(
             f"SURROGATE: {UNRANKED if table.wins_N is None else CANDIDATES}",
-            [
-                *candidate_lines(view, table, *pick_candidates(view, table), facts),
-                *unlikely_lines(table),
-            ],
+            [*candidate_lines(view, table, *pick_candidates(view, table), facts), *unlikely_lines(table)],
             2.0,
         ),
         Section("SURROGATE: record", [*table.record, table.why], 1.0),
@@ -270,37 +267,28 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("MAY BE ADDED to the search space with extend_space", prompt_input.offers, 0.8),
     ]
     if options.mode == LlmMode.POLICY:
-        program = (
-            [quote_untrusted(prompt_input.program, min(max(2 * limit_bytes // 5, 300), 9000))]
-            if prompt_input.program
-            else []
-        )
+        share = min(max(2 * limit_bytes // 5, 300), 9000)
+        program = [quote_untrusted(prompt_input.program, share)] if prompt_input.program else []
         sections.append(Section("BEST PROGRAM so far" + prompt_input.program_note, program, 9.0))
     return [section for section in sections if section.lines]
 
 
 def _belief_lines(view: SearchView, table: SurrogateTable) -> list[str]:
-    hints = collect_hints(view)
+    effects = {name: f"; what you said last changed: {effect}" for name, effect in table.effects.items()}
     lines = []
-    for part, hint in hints.items():
+    for part, hint in collect_hints(view).items():
         name, level = name_part(part), hint.level.replace("_", " ")
-        lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed){_effect(table, part)}")
+        lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed){effects.get(part, '')}")
     until = " until it has run again" if view.can_repeat else ""
     doubted = [f"trial {trial}" for trial in sorted(find_doubted(view))]
-    return lines + [f"{trial} is doubted: it counts little{until}{_effect(table, trial)}" for trial in doubted]
-
-
-def _effect(table: SurrogateTable, name: str) -> str:
-    return f"; what you said last changed: {table.effects[name]}" if name in table.effects else ""
+    return lines + [f"{trial} is doubted: it counts little{until}{effects.get(trial, '')}" for trial in doubted]
 
 
 def _insight_lines(view: SearchView) -> list[str]:
     """The latest first."""
-    return [
-        f"turn {one.turn}{'' if one.withdrawn_in is None else f' (WITHDRAWN in turn {one.withdrawn_in})'}: "
-        + quote_line(one.text, 300)
-        for one in reversed(last_insights(view))
-    ]
+    withdrawn = {turn: f" (WITHDRAWN in turn {by})" for turn, by in find_withdrawn(view.events).items()}
+    latest = reversed(last_insights(view))
+    return [f"turn {one.turn}{withdrawn.get(one.turn, '')}: {quote_line(one.insight, 300)}" for one in latest]
 
 
 def _state_lines(prompt_input: PromptInput) -> list[str]:
@@ -343,9 +331,8 @@ def _evidence_lines(prompt_input: PromptInput, limit_bytes: int) -> list[str]:
     reference = prompt_input.evidence.get(best.trial) if best else None
     seen = {o.trial: o for o in prompt_input.view.observations}
     for trial, evidence in prompt_input.evidence.items():
-        role = (
-            "the best" if best and trial == best.trial else "the last" if trial == max(seen, default=0) else "looked up"
-        )
+        is_last = trial == max(seen, default=0)
+        role = "the best" if best and trial == best.trial else "the last" if is_last else "looked up"
         text = describe_evidence(evidence, reference if evidence is not reference else None)
         memory = f"; {describe_memory(prompt_input.view, seen[trial])}" if trial in seen else ""
         if text:

@@ -55,17 +55,11 @@ class RowFacts:
 
     def parts(self, row: int) -> str:
         """The largest parts of the closed form, in words; empty without one."""
-        found = self.prediction
-        if found is None or not found.parts:
-            return ""
-        return _name_largest(found.parts, row)
+        return _name_largest(self.prediction.parts, row) if self.prediction else ""
 
     def memory_parts(self, row: int) -> str:
         """The largest parts of the memory by the closed form, in words; empty without one."""
-        found = self.prediction
-        if found is None or not found.memory_parts_gib:
-            return ""
-        return f"{_name_largest(found.memory_parts_gib, row)} GiB"
+        return _name_largest(self.prediction.memory_parts_gib, row, " GiB") if self.prediction else ""
 
     def differences(self, row: int, other: int) -> str:
         """The parts of the closed form of a row less those of another, in words; empty without one."""
@@ -85,12 +79,14 @@ def compare_parts(prediction: Prediction, row: int, other: int, count: int) -> s
     return ", ".join(f"{name} {differences[name]:+.3g}" for name in largest if abs(differences[name]) > least)
 
 
-def _name_largest(parts: Mapping[str, Array], row: int) -> str:
-    """The largest parts of a row and the sum of the others, in words."""
+def _name_largest(parts: Mapping[str, Array] | None, row: int, unit: str = "") -> str:
+    """The largest parts of a row and the sum of the others, in words; empty without parts."""
+    if not parts:
+        return ""
     sizes = sorted(((float(part[row]), name) for name, part in parts.items()), reverse=True)
     named = [f"{name} {size:.3g}" for size, name in sizes[:NUM_PARTS] if size > 0]
     rest = sum(size for size, _ in sizes[NUM_PARTS:])
-    return ", ".join([*named, *([f"others {rest:.3g}"] if rest > 0 else [])])
+    return ", ".join([*named, *([f"others {rest:.3g}"] if rest > 0 else [])]) + unit
 
 
 def read_row_facts(view: SearchView) -> RowFacts:

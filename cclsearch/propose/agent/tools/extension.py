@@ -6,8 +6,9 @@ What may be added, and whether a request is, the search decides (`SpaceExtender`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from cclsearch.core.errors import UserError
@@ -48,44 +49,33 @@ class ExtensionRecord(Model):
     """Request -> why it was refused."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Extension:
-    """The tool during one turn: what is offered, and every answer, kept for the turn record."""
+    """The tool during one turn; every answer is added to the record."""
 
-    offers: tuple[str, ...] = ()
-    view: SearchView | None = None
-    extender: SpaceExtender | None = None
-    """None in a replay, which repeats the recorded answers."""
-    answers: dict[str, str] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
+    record: ExtensionRecord = field(default_factory=ExtensionRecord)
+    check: Callable[[Mapping[str, Sequence[Value]]], str] | None = None
+    """`SpaceExtender.check` on the turn's view; None in a replay, which repeats the recorded answers."""
 
     def request(self, arguments: Mapping[str, Any]) -> tuple[dict[str, tuple[Value, ...]], str, str]:
         """What a call asks for, why, and what would be added; raises CallError that the model can act on."""
-        wanted = _read_wanted(arguments.get("add"))
+        wanted, record = _read_wanted(arguments.get("add")), self.record
         key = json.dumps(wanted, sort_keys=True)
-        if self.extender is not None and self.view is not None and key not in self.answers:
+        if self.check is not None and key not in record.answers:
             try:
-                self.answers[key] = self.extender.check(self.view, wanted)
+                record.answers[key] = self.check(wanted)
             except UserError as error:
-                self.refusals[key] = one_line(redact(str(error)), 900)
-        if key not in self.answers:
-            raise CallError(f"refused: {self.refusals.get(key, 'the search space cannot grow')}", "not added")
-        return wanted, one_line(redact(str(arguments.get("why") or "")), 300), self.answers[key]
-
-    def record(self) -> ExtensionRecord:
-        """What a replay of the turn needs."""
-        return ExtensionRecord(offers=self.offers, answers=self.answers, refusals=self.refusals)
+                record.refusals[key] = one_line(redact(str(error)), 900)
+        if key not in record.answers:
+            raise CallError(f"refused: {record.refusals.get(key, 'the search space cannot grow')}", "not added")
+        return wanted, one_line(redact(str(arguments.get("why") or "")), 300), record.answers[key]
 
 
 def make_extension(view: SearchView, extender: SpaceExtender | None) -> Extension:
     """The tool for one turn; without offers, the turn does not have it."""
-    offers = tuple(extender.offers(view)) if extender is not None else ()
-    return Extension(offers, view, extender)
-
-
-def replay_extension(record: ExtensionRecord) -> Extension:
-    """The tool as a recorded turn had it."""
-    return Extension(record.offers, answers=dict(record.answers), refusals=dict(record.refusals))
+    if extender is None:
+        return Extension()
+    return Extension(ExtensionRecord(offers=tuple(extender.offers(view))), partial(extender.check, view))
 
 
 def count_growths(view: SearchView) -> int:

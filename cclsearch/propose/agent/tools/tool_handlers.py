@@ -12,7 +12,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.decision import Decision, ToolReply
 from cclsearch.propose.agent.memory.history import just_revised
-from cclsearch.propose.agent.memory.turn_feedback import add_lessons, changes_figures, list_ignored, read_lessons
+from cclsearch.propose.agent.memory.turn_feedback import add_lessons, changes_figures, read_lessons
 from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
 from cclsearch.propose.agent.prompt.surrogate_table import (
     NUM_PROMISING,
@@ -70,7 +70,7 @@ class ToolHandlers(Lookups):
             "submit_policy" if self.mode == LlmMode.POLICY else "submit": (
                 self._submit_policy if self.mode == LlmMode.POLICY else self._submit
             ),
-            **({EXTEND_SPACE: self._extend} if self.extension.offers else {}),
+            **({EXTEND_SPACE: self._extend} if self.extension.record.offers else {}),
             **({REVISE: self._revise} if self.can_revise else {}),
             "finish": self._finish,
         }
@@ -111,12 +111,9 @@ class ToolHandlers(Lookups):
             first = left[0].get("config", left[0]) if isinstance(left[0], Mapping) else left[0]
             what = f"{len(left)} of {len(raw)} configurations, from {first} on"
             refused.append(CallError(f"not considered: {what}: this turn may submit {self.max_submitted}", "too many"))
-        decision = Decision(
-            tuple(accepted),
-            refused=(*(one_line(str(error), 300) for error in refused), *list_ignored(arguments, self.view)),
-            **read_lessons(arguments, self.view),
-        )
-        return ToolReply("accepted", decision=decision)
+        lessons, ignored = read_lessons(arguments, self.view)
+        why = (*(one_line(str(error), 300) for error in refused), *ignored)
+        return ToolReply("accepted", decision=Decision(tuple(accepted), why, **lessons))
 
     def _submit_policy(self, arguments: dict[str, Any]) -> ToolReply:
         program = arguments.get("program")
@@ -133,7 +130,7 @@ class ToolHandlers(Lookups):
         except CallError as error:
             returned = format_config(self.view.space, choice.config)
             raise CallError(f"the program returned {returned}: {error}", error.fault) from None
-        lessons, ignored = read_lessons(arguments, self.view), list_ignored(arguments, self.view)
+        lessons, ignored = read_lessons(arguments, self.view)
         decision = Decision((submitted,), ignored, program=program, **lessons)
         return ToolReply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
 
@@ -164,12 +161,11 @@ class ToolHandlers(Lookups):
                 "implausible",
             )
         expected = {metric: _positive(item.get(name)) for name, metric in expected_fields(self.view).items()}
-        refuted_at = _positive(item.get(REFUTED_AT))
         value, memory = float(self.table.value_N[row]), float(self.table.memory_gib_N[row])
         fits = float(self.table.fits_N[row])
         return SubmittedConfig(
             config=config,
-            refuted_at=refuted_at,
+            refuted_at=_positive(item.get(REFUTED_AT)),
             predicted=ExpectedOutcome({self.view.primary.name: value, PEAK_MEMORY: memory}, fits),
             expects=ExpectedOutcome({name: value for name, value in expected.items() if value is not None}),
             is_overrule=not is_free,
@@ -193,11 +189,11 @@ class ToolHandlers(Lookups):
 
     def _extend(self, arguments: dict[str, Any]) -> ToolReply:
         wanted, why, text = self.extension.request(arguments)
-        lessons, ignored = read_lessons(arguments, self.view), list_ignored(arguments, self.view)
+        lessons, ignored = read_lessons(arguments, self.view)
         return ToolReply(text, decision=Decision(adds=wanted, why=why, refused=ignored, **lessons))
 
     def _revise(self, arguments: dict[str, Any]) -> ToolReply:
-        lessons, ignored = read_lessons(arguments, self.view), list_ignored(arguments, self.view)
+        lessons, ignored = read_lessons(arguments, self.view)
         if not any(lessons.values()):
             why = "".join(f"; {text}" for text in ignored)
             raise CallError(f"nothing to revise: give beliefs, doubts, an insight, or turns to withdraw{why}")
@@ -205,7 +201,7 @@ class ToolHandlers(Lookups):
 
     def _finish(self, arguments: dict[str, Any]) -> ToolReply:
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)
-        lessons = read_lessons(arguments, self.view)
+        lessons, _ = read_lessons(arguments, self.view)
         is_kept = self.can_revise and any(lessons.values())
         problem = self._find_problem(lessons)
         if not problem:
