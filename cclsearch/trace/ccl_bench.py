@@ -29,6 +29,13 @@ class StepScoreReference:
     step_time_s: float = 0.44
     weight: float = 0.5
 
+    def score(self, step_time_s: float | None, num_accelerators: int) -> float | None:
+        """Return w N0/N + (1-w) T0/T for N accelerators and step time T; None if one of them is 0 or not known."""
+        if not step_time_s or not num_accelerators:
+            return None
+        share = self.weight * self.num_accelerators / num_accelerators
+        return share + (1 - self.weight) * self.step_time_s / step_time_s
+
 
 @dataclass(frozen=True)
 class Alias:
@@ -202,12 +209,7 @@ def _bandwidth(trace: TraceView, name: str, suffix: str) -> MetricResult:
 
 
 def _step_score(trace: TraceView, reference: StepScoreReference) -> MetricResult:
-    """Return w N0/N + (1-w) T0/T for N accelerators and step time T at fixed work; higher is better."""
     step = METRICS.get("trace_step_time")(trace)
-    value = None
-    if step.value:
-        value = reference.weight * reference.num_accelerators / trace.num_devices
-        value += (1 - reference.weight) * reference.step_time_s / step.value
     notes = {
         **_NAMES[STEP_SCORE].notes,
         "num_accelerators": trace.num_devices,
@@ -218,4 +220,4 @@ def _step_score(trace: TraceView, reference: StepScoreReference) -> MetricResult
     if step.status is Status.OK and trace.device_count_caveat:
         partial = {"status": Status.PARTIAL, "reason": Reason.RANKS_MISSING, "detail": trace.device_count_caveat}
         step = step.model_copy(update=partial)
-    return _with_value(step, STEP_SCORE, "score", value, notes)
+    return _with_value(step, STEP_SCORE, "score", reference.score(step.value, trace.num_devices), notes)

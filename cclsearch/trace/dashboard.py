@@ -25,7 +25,6 @@ _PER_WORK = frozenset({_STEP_TIME, "total_communication_time"})
 """Seconds for an amount of work: more accelerators shorten them."""
 _FAMILIES = {VOLUME_PREFIX: ("GB/step", "lower"), BANDWIDTH_PREFIX: ("GB/s", "higher"), STEP_SCORE: ("score", "higher")}
 """Prefix of a family of names -> its unit and better direction."""
-_REFERENCE = StepScoreReference()
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,10 @@ def describe_name(name: str) -> DashboardName:
 
 
 def find_recorded(name: str, metrics: Mapping[str, float], num_accelerators: int) -> tuple[float | None, str]:
-    """The value of a name from a trial's recorded metrics; else None and why, in one sentence."""
+    """Return the value of a name from a trial's recorded metrics; else None and why, in one sentence."""
     if name == STEP_SCORE:
         step_s, why = find_recorded(_STEP_TIME, metrics, num_accelerators)
-        return (None if step_s is None else score_step(step_s, num_accelerators)), why
+        return StepScoreReference().score(step_s, num_accelerators), why
     known = describe_name(name)
     is_family = name.startswith((VOLUME_PREFIX, BANDWIDTH_PREFIX))
     if not known.metric:
@@ -74,11 +73,3 @@ def find_recorded(name: str, metrics: Mapping[str, float], num_accelerators: int
     if known.metric in metrics:
         return None, f"a part of {known.metric!r} that the ledger does not have: read the trial's traces"
     return None, f"the trial's traces did not answer {known.metric!r}, or it has none"
-
-
-def score_step(step_time_s: float, num_accelerators: int) -> float | None:
-    """`gpu_step_score` of a step time and a number of accelerators; None if one of them is 0."""
-    if not step_time_s or not num_accelerators:
-        return None
-    share = _REFERENCE.weight * _REFERENCE.num_accelerators / num_accelerators
-    return share + (1 - _REFERENCE.weight) * _REFERENCE.step_time_s / step_time_s

@@ -20,12 +20,10 @@ from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
 from cclsearch.trace.readers.protobuf_wire import (
     Buffer,
-    ByteRange,
     MalformedMessage,
-    read_fields,
+    WireMessage,
     read_message_bytes,
     read_varint,
-    text_of,
     to_signed,
 )
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
@@ -55,10 +53,10 @@ Attributes = dict[str, int | str]
 
 @dataclass
 class _Node:
-    name: str = "unnamed node"
-    type: int = 0
-    start_us: int = 0
-    duration_us: int = 0
+    name: str
+    type: int
+    start_us: int
+    duration_us: int
     place: int = 0
     """Place in the file, in a trace without times."""
     attributes: Attributes = field(default_factory=dict)
@@ -116,9 +114,9 @@ def _read_messages(data: Buffer, limits: ReadLimits) -> tuple[Attributes, list[_
                 raise MalformedMessage
             return metadata, nodes, True
         if metadata is None:
-            metadata = _read_metadata(data, (at, at + length))
+            metadata = _read_attributes(WireMessage(data, (at, at + length)), 2)
         else:
-            nodes.append(_read_node(data, (at, at + length)))
+            nodes.append(_read_node(WireMessage(data, (at, at + length))))
         if len(nodes) > limits.rows // _ROWS_PER_ENTRY:
             raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // _ROWS_PER_ENTRY} nodes")
         at += length
@@ -127,44 +125,20 @@ def _read_messages(data: Buffer, limits: ReadLimits) -> tuple[Attributes, list[_
     return metadata, nodes, False
 
 
-def _read_metadata(data: Buffer, span: ByteRange) -> Attributes:
-    fields = read_fields(data, *span)
-    return dict(_read_attribute(data, value) for number, wire, value, _ in fields if (number, wire) == (2, 2))
-
-
-def _read_node(data: Buffer, span: ByteRange) -> _Node:
-    node = _Node()
-    for number, wire, value, _ in read_fields(data, *span):
-        if (number, wire) == (2, 2):
-            node.name = text_of(data, value)[:4000] or node.name
-        elif (number, wire) == (3, 0):
-            node.type = value[0]
-        elif (number, wire) == (6, 0):
-            node.start_us = _checked_us(value[0])
-        elif (number, wire) == (7, 0):
-            node.duration_us = _checked_us(value[0])
-        elif (number, wire) == (10, 2):
-            name, attribute = _read_attribute(data, value)
-            node.attributes[name] = attribute
-    return node
-
-
-def _checked_us(time_us: int) -> int:
-    if time_us > _MAX_US:
+def _read_node(message: WireMessage) -> _Node:
+    start_us, duration_us = message.number(6), message.number(7)
+    if max(start_us, duration_us) > _MAX_US:
         raise MalformedMessage
-    return time_us
+    name = message.text(2)[:4000] or "unnamed node"
+    return _Node(name, message.number(3), start_us, duration_us, attributes=_read_attributes(message, 10))
 
 
-def _read_attribute(data: Buffer, span: ByteRange) -> tuple[str, int | str]:
-    name, value = "", -1  # type: str, int | str
-    for number, wire, content, _ in read_fields(data, *span):
-        if (number, wire) == (1, 2):
-            name = text_of(data, content)
-        elif wire == 0 and number in _INTEGERS:
-            value = to_signed(content[0])
-        elif (number, wire) == (_STRING, 2):
-            value = text_of(data, content)
-    return name, value
+def _read_attributes(message: WireMessage, field: int) -> Attributes:
+    found: Attributes = {}
+    for attribute in message.messages(field):
+        number = max(attribute.number(at, -1) for at in _INTEGERS)
+        found[attribute.text(1)] = to_signed(number) if number >= 0 else attribute.text(_STRING)
+    return found
 
 
 def _build(nodes: list[_Node], metadata: Attributes, source: str, *, is_timed: bool) -> EventTable:

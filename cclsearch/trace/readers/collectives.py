@@ -1,4 +1,4 @@
-"""Describes a collective (operation, group, sizes) from Kineto's kernel arguments or from a kernel's name."""
+"""Describes a collective (operation, group, sizes) from Kineto's arguments, a range, or a name."""
 
 from __future__ import annotations
 
@@ -42,6 +42,33 @@ def collective_from_args(args: dict[str, Any], kernel: str, groups: dict[str, Pr
 def _peer(kind: CollectiveKind, args: dict[str, Any]) -> int | None:
     key = {CollectiveKind.SEND: "Dst Rank", CollectiveKind.RECV: "Src Rank"}.get(kind)
     return _count(args.get(key)) if key else None
+
+
+def collective_of_backend(
+    kind: CollectiveKind, nelems: int | None, dtype: str | None, group: ProcessGroup | None, axis: str | None = None
+) -> Collective:
+    """Return the collective of a backend's range (`gloo:all_reduce`), whose tensor is its input.
+
+    `group`: None if it is not known; `axis`: name of the group's mesh axis.
+    """
+    size, width, received = group.size if group else None, bytes_per_element(dtype), nelems
+    if nelems is not None and kind is CollectiveKind.ALL_GATHER:
+        received = nelems * size if size is not None else None
+    elif nelems is not None and kind is CollectiveKind.REDUCE_SCATTER:
+        received = nelems // size if size is not None else None
+    return Collective(
+        kind,
+        group=group.name if group else None,
+        group_desc=axis or (group.desc if group else None),
+        group_ranks=group.ranks or None if group else None,
+        group_size=size,
+        dtype=dtype,
+        in_nelems=nelems,
+        out_nelems=received,
+        in_bytes=None if nelems is None or width is None else nelems * width,
+        out_bytes=None if received is None or width is None else received * width,
+        has_args=nelems is not None,
+    )
 
 
 def collective_from_name(kernel: str) -> Collective:

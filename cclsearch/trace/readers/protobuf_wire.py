@@ -80,6 +80,51 @@ def read_varint(data: Buffer, position: int, stop: int, may_be_cut: bool) -> tup
     raise MalformedMessage
 
 
+class WireMessage:
+    """The fields of one embedded message by number; decoded in place, and text and messages in it on demand."""
+
+    def __init__(self, data: Buffer, span: ByteRange) -> None:
+        """Find the fields; raises MalformedMessage."""
+        self._data = data
+        self._numbers: dict[int, list[int]] = {}
+        self._spans: dict[int, list[ByteRange]] = {}
+        for number, wire, value, _ in read_fields(data, *span):
+            if wire == 0:
+                self._numbers.setdefault(number, []).append(value[0])
+            elif wire == 2:
+                self._spans.setdefault(number, []).append(value)
+
+    def number(self, field: int, default: int = 0) -> int:
+        """Return a whole number, without its sign."""
+        return self._numbers[field][-1] if field in self._numbers else default
+
+    def text(self, field: int) -> str:
+        """Return a string; "" without one."""
+        return text_of(self._data, self._spans[field][-1]) if field in self._spans else ""
+
+    def bytes(self, field: int) -> bytes:
+        """Return the bytes of a field; raises LookupError without one."""
+        start, stop = self._spans[field][-1]
+        return self._data[start:stop]
+
+    def message(self, field: int) -> WireMessage:
+        """Return an embedded message; raises LookupError without one."""
+        return WireMessage(self._data, self._spans[field][-1])
+
+    def messages(self, field: int) -> list[WireMessage]:
+        """Return the embedded messages of a repeated field."""
+        return [WireMessage(self._data, span) for span in self._spans.get(field, ())]
+
+    def numbers(self, field: int) -> tuple[int, ...]:
+        """Return the whole numbers of a repeated field, packed or not."""
+        found = list(self._numbers.get(field, ()))
+        for position, stop in self._spans.get(field, ()):
+            while position < stop:
+                value, position = read_varint(self._data, position, stop, False)
+                found.append(value)
+        return tuple(found)
+
+
 def to_signed(value: int) -> int:
     """Return the int64 with the varint as its two's complement."""
     return value - (1 << 64) if value >= 1 << 63 else value

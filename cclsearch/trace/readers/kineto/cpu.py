@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, Collective, CollectiveKind, EventTable, Kind, OpShape, ProcessGroup
-from cclsearch.trace.kinds import bytes_per_element, classify_collective, classify_operator
+from cclsearch.trace.kinds import classify_collective, classify_operator
+from cclsearch.trace.readers.collectives import collective_of_backend
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.table_builder import steps_at
 
@@ -190,32 +191,8 @@ def _describe(table: EventTable, call: int, operator: int | None, axis: str | No
     kind = classify_collective(table.names[table.name_id[call if operator is None else operator]])
     group = _group_of(table.distributed.groups, axis)
     shape = _shape(table, call) or (_shape(table, operator) if operator is not None else None)
-    size = group.size if group else None
-    count = _total(shape) if shape else None
     dtype = next((name for name in shape.dtypes if name), None) if shape else None
-    width = bytes_per_element(dtype)
-    out = _output_nelems(kind, count, size)
-    return Collective(
-        kind=kind,
-        group=group.name if group else None,
-        group_desc=axis or (group.desc if group else None),
-        group_ranks=group.ranks or None if group else None,
-        group_size=size,
-        dtype=dtype,
-        in_nelems=count,
-        out_nelems=out,
-        in_bytes=None if count is None or width is None else count * width,
-        out_bytes=None if out is None or width is None else out * width,
-        has_args=count is not None,
-    )
-
-
-def _output_nelems(kind: CollectiveKind, count: int | None, size: int | None) -> int | None:
-    if count is None or kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
-        return count
-    if size is None:
-        return None
-    return count * size if kind == CollectiveKind.ALL_GATHER else count // size
+    return collective_of_backend(kind, _total(shape) if shape else None, dtype, group, axis)
 
 
 def _group_of(groups: Sequence[ProcessGroup], axis: str | None) -> ProcessGroup | None:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import Collective, CollectiveKind, ProcessGroup
-from cclsearch.trace.kinds import bytes_per_element, classify_collective
-from cclsearch.trace.readers.collectives import collective_from_args
+from cclsearch.trace.kinds import classify_collective
+from cclsearch.trace.readers.collectives import collective_from_args, collective_of_backend
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.kineto.cpu import BACKEND_CALL, COLLECTIVE_OP
 from cclsearch.trace.readers.kineto.table import read_groups
@@ -143,7 +143,8 @@ class ExecutionCalls:
             else:
                 above = (names[name_ids[parent]] for parent in _parents_of(row, parents))
                 operator = next((name for name in above if COLLECTIVE_OP.match(name)), names[name_ids[row]])
-                call = _backend_call(classify_collective(operator), self._backend[number], groups)
+                sent, group = self._backend[number], next(iter(groups.values())) if len(groups) == 1 else None
+                call = collective_of_backend(classify_collective(operator), sent.nelems, sent.dtype or None, group)
             rows.append(row)
             values.append(distinct[call])
         return (np.array(rows, np.int32), np.array(values, np.int32)), tuple(distinct)
@@ -222,27 +223,4 @@ def _in_group(call: Collective, groups: Mapping[str, ProcessGroup]) -> Collectiv
         group_desc=call.group_desc or known.desc or None,
         group_ranks=call.group_ranks or known.ranks or None,
         group_size=call.group_size or known.size,
-    )
-
-
-def _backend_call(kind: CollectiveKind, tensors: _Tensors, groups: Mapping[str, ProcessGroup]) -> Collective:
-    """Return the collective of a backend's range; its group is known only if there is one group."""
-    group = next(iter(groups.values())) if len(groups) == 1 else None
-    size, sent, width = group.size if group else None, tensors.nelems, bytes_per_element(tensors.dtype)
-    received = sent
-    if kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
-        gathered = kind == CollectiveKind.ALL_GATHER
-        received = None if sent is None or size is None else sent * size if gathered else sent // size
-    return Collective(
-        kind,
-        group=group.name if group else None,
-        group_desc=group.desc if group else None,
-        group_ranks=(group.ranks or None) if group else None,
-        group_size=size,
-        dtype=tensors.dtype or None,
-        in_nelems=sent,
-        out_nelems=received,
-        in_bytes=None if sent is None or width is None else sent * width,
-        out_bytes=None if received is None or width is None else received * width,
-        has_args=sent is not None,
     )

@@ -15,17 +15,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from cclsearch.trace.events import OpCost
-from cclsearch.trace.readers.protobuf_wire import (
-    ByteRange,
-    MalformedMessage,
-    read_fields,
-    read_varint,
-    text_of,
-)
+from cclsearch.trace.readers.protobuf_wire import MalformedMessage, WireMessage
 from cclsearch.trace.readers.xla.planes import ProgramBytes
 from cclsearch.trace.readers.xla.products import (
     Array,
@@ -51,26 +44,31 @@ _PRIMITIVE_TYPES = {
 _UNDERSCORED = re.compile(r"[.\-]")
 
 
-@dataclass(frozen=True)
 class Instruction:
-    """One instruction of a program, with the fields that are decoded only if it may be a product."""
+    """One instruction of a program; its other fields are decoded only if it may be a product."""
 
-    name: str
-    opcode: str
-    computation: int
-    called: tuple[int, ...]
-    target: str
-    """Target of a custom call (`__cublas$lt$matmul`)."""
-    operands: tuple[int, ...]
-    spans: dict[int, ByteRange] = field(default_factory=dict)
-    """Field number -> bytes of its embedded message."""
-    counts: dict[int, int] = field(default_factory=dict)
-    """Field number -> whole number."""
+    def __init__(self, fields: WireMessage, computation: int) -> None:
+        self.fields = fields
+        self.computation = computation
+        self.name, self.opcode = fields.text(1), fields.text(2)
+        self.called = fields.numbers(38)
 
     @property
     def kernel(self) -> str:
         """Name of the kernel that XLA generates for the instruction."""
         return _UNDERSCORED.sub("_", self.name)
+
+    def results(self) -> list[Array]:
+        """Return the arrays of the instruction's result: the members of a tuple, without tuples inside it."""
+        shape = self.fields.message(3)
+        return [_array(member) for member in shape.messages(4) or [shape]]
+
+
+def _array(shape: WireMessage) -> Array:
+    dims = shape.numbers(3)
+    if len(dims) > _MAX_DIMS:
+        raise MalformedMessage
+    return Array(_PRIMITIVE_TYPES.get(shape.number(2), ""), dims)
 
 
 class Program:
@@ -78,14 +76,17 @@ class Program:
 
     def __init__(self, source: ProgramBytes) -> None:
         """Decode the names and references of all instructions; raises MalformedMessage."""
-        self._data = source.data
         self.instructions: dict[str, Instruction] = {}
         self.computations: dict[int, list[Instruction]] = {}
         self._by_id: dict[int, Instruction] = {}
         self._costs: dict[str, OpCost | None] = {}
-        for module in self._messages(source.span, 1):
-            for computation in self._messages(module, 3):
-                self._add_computation(computation)
+        for module in WireMessage(source.data, source.span).messages(1):
+            for computation in module.messages(3):
+                number = computation.number(5)
+                found = [Instruction(message, number) for message in computation.messages(2)]
+                self.computations[number] = found
+                self.instructions.update((one.name, one) for one in found)
+                self._by_id.update((one.fields.number(35), one) for one in found)
 
     @cached_property
     def by_kernel(self) -> dict[str, Instruction]:
@@ -110,7 +111,7 @@ class Program:
     def _find_cost(self, instruction: Instruction, depth: int) -> OpCost | None:
         try:
             if instruction.opcode == "dot":
-                return self._dot(instruction, self._whole_numbers(instruction.spans[30], 1))
+                return self._dot(instruction, instruction.fields.message(30).numbers(1))
             if instruction.opcode == "convolution":
                 return self._convolution(instruction, "")
             if instruction.opcode == "custom-call" and (found := self._library_call(instruction)):
@@ -123,111 +124,47 @@ class Program:
         return sum_costs([cost for one in inner if (cost := self._cost(one, depth + 1))])
 
     def _library_call(self, call: Instruction) -> OpCost | None:
-        if call.target.startswith("__cudnn$conv"):
-            return self._convolution(call, call.target)
-        if not call.target.startswith(("__cublas$", "__cudnn$fmha")):
+        target = call.fields.text(28)  # such as `__cublas$lt$matmul`
+        if target.startswith("__cudnn$conv"):
+            return self._convolution(call, target)
+        if not target.startswith(("__cublas$", "__cudnn$fmha")):
             return None
-        start, stop = call.spans[43]
-        config = json.loads(self._data[start:stop])
-        if call.target.startswith("__cudnn$fmha"):
+        config = json.loads(call.fields.bytes(43))
+        if target.startswith("__cudnn$fmha"):
             dims = config["cudnn_fmha_backend_config"]["intermediate_tensor_shape"]["dimensions"]
-            return fused_attention_cost(
-                self._operands(call)[:3], [int(size) for size in dims], is_backward="Backward" in call.target
-            )
+            scores = [int(size) for size in dims]
+            return fused_attention_cost(self._operands(call)[:3], scores, is_backward="Backward" in target)
         stated = config["gemm_backend_config"]["dot_dimension_numbers"]
         return self._dot(call, [int(dim) for dim in stated["lhs_contracting_dimensions"]])
 
     def _dot(self, instruction: Instruction, contracted: Sequence[int]) -> OpCost | None:
         left, right = self._operands(instruction)[:2]
-        return dot_cost(left, right, self._results(instruction)[0], contracted)
+        return dot_cost(left, right, instruction.results()[0], contracted)
 
     def _convolution(self, instruction: Instruction, target: str) -> OpCost | None:
         first, second = self._operands(instruction)[:2]
-        result = self._results(instruction)[0]
+        result = instruction.results()[0]
         parts = first, second, result
         if "BackwardInput" in target:
             parts = result, second, first
         elif "BackwardFilter" in target:
             parts = first, result, second
-        numbers, window = instruction.spans[16], instruction.spans.get(15)
-        scalar = self._scalars(numbers)
+        fields, places = instruction.fields, instruction.fields.message(16)
+        dims = [dim for window in fields.messages(15)[-1:] for dim in window.messages(1)]
+        defaults = {1: 1, 2: 1, 3: 0, 5: 1, 6: 1}
         return convolution_cost(
             Convolution(
                 *parts,
-                input_batch=scalar.get(7, 0),
-                input_feature=scalar.get(8, 0),
-                output_feature=scalar.get(10, 0),
-                input_spatial=self._whole_numbers(numbers, 11),
-                output_spatial=self._whole_numbers(numbers, 12),
-                window=[self._window(span) for span in self._messages(window, 1)] if window else [],
-                feature_groups=instruction.counts.get(50, 1) or 1,
-                batch_groups=instruction.counts.get(58, 1) or 1,
+                input_batch=places.number(7),
+                input_feature=places.number(8),
+                output_feature=places.number(10),
+                input_spatial=places.numbers(11),
+                output_spatial=places.numbers(12),
+                window=[WindowDim(*(dim.number(*field) for field in defaults.items())) for dim in dims],
+                feature_groups=fields.number(50) or 1,
+                batch_groups=fields.number(58) or 1,
             )
         )
 
-    def _window(self, span: ByteRange) -> WindowDim:
-        given = self._scalars(span)
-        return WindowDim(given.get(1, 1), given.get(2, 1), given.get(3, 0), given.get(5, 1), given.get(6, 1))
-
     def _operands(self, instruction: Instruction) -> list[Array]:
-        return [self._results(self._by_id[number])[0] for number in instruction.operands[:3]]
-
-    def _results(self, instruction: Instruction) -> list[Array]:
-        """Return the arrays of the instruction's result: the members of a tuple, without tuples inside it."""
-        shape = instruction.spans[3]
-        members = self._messages(shape, 4)
-        return [self._array(member) for member in members] if members else [self._array(shape)]
-
-    def _array(self, shape: ByteRange) -> Array:
-        element = self._scalars(shape).get(2, 0)
-        dims = self._whole_numbers(shape, 3)
-        if len(dims) > _MAX_DIMS:
-            raise MalformedMessage
-        return Array(_PRIMITIVE_TYPES.get(element, ""), dims)
-
-    def _add_computation(self, span: ByteRange) -> None:
-        number = self._scalars(span).get(5, 0)
-        self.computations[number] = found = []
-        for message in self._messages(span, 2):
-            key, instruction = self._instruction(message, number)
-            found.append(instruction)
-            self.instructions[instruction.name] = self._by_id[key] = instruction
-
-    def _instruction(self, span: ByteRange, computation: int) -> tuple[int, Instruction]:
-        texts = {1: "", 2: "", 28: ""}
-        lists: dict[int, list[int]] = {36: [], 38: []}
-        spans: dict[int, ByteRange] = {}
-        counts: dict[int, int] = {}
-        for number, wire, value, _ in read_fields(self._data, *span):
-            if wire == 2 and number in texts:
-                texts[number] = text_of(self._data, value)
-            elif number in lists:
-                lists[number] += self._packed(value) if wire == 2 else [value[0]]
-            elif wire == 2:
-                spans[number] = value
-            elif wire == 0:
-                counts[number] = value[0]
-        name, opcode, target = texts.values()
-        called, operands = tuple(lists[38]), tuple(lists[36])
-        return counts.get(35, 0), Instruction(name, opcode, computation, called, target, operands, spans, counts)
-
-    def _messages(self, span: ByteRange, wanted: int) -> list[ByteRange]:
-        return [value for number, wire, value, _ in read_fields(self._data, *span) if number == wanted and wire == 2]
-
-    def _scalars(self, span: ByteRange) -> dict[int, int]:
-        return {number: value[0] for number, wire, value, _ in read_fields(self._data, *span) if wire == 0}
-
-    def _whole_numbers(self, span: ByteRange, wanted: int) -> tuple[int, ...]:
-        found: list[int] = []
-        for number, wire, value, _ in read_fields(self._data, *span):
-            if number == wanted:
-                found += self._packed(value) if wire == 2 else [value[0]]
-        return tuple(found)
-
-    def _packed(self, span: ByteRange) -> list[int]:
-        position, stop = span
-        found = []
-        while position < stop:
-            value, position = read_varint(self._data, position, stop, False)
-            found.append(value)
-        return found
+        return [self._by_id[number].results()[0] for number in instruction.fields.numbers(36)[:3]]
