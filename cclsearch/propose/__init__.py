@@ -1,1 +1,1 @@
-"""Who decides what runs next: the surrogate (`default`), its peers, and the LLM agent."""
+"""Choose what runs next: the surrogate (`default`), its peers, and the LLM agent."""

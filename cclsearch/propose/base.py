@@ -1,4 +1,4 @@
-"""The interface between the search and a proposer: what it is made from, the view it gets, and what it returns."""
+"""The interface between the search and a proposer: its context, its view, and its proposals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SearchView:
     """Trials that may still be started, this batch included."""
     seed: int
     target: Objective | None = None
-    """What to optimize; None: the primary metric of the card's task."""
+    """Goal of the search; None: the primary metric of the card's task."""
     prior: tuple[Observation, ...] = ()
     """Observations of earlier runs on the same cluster and framework (`--learn-from`)."""
     events: tuple[ReportedEvent, ...] = ()
@@ -73,9 +73,10 @@ class SearchView:
     held_back: Set[int] = frozenset()
     """Rows that must not be launched: they cannot fit, or failed for infrastructure reasons in this session."""
     earlier: EarlierKnowledge | None = None
-    """What earlier searches on the same cluster with the same framework leave, also of other models."""
+    """Knowledge of earlier searches on the same cluster with the same framework, also of other models."""
     can_repeat: bool = False
-    """Whether a measured configuration may be proposed again (`Proposal.is_repeat`): another run differs by noise."""
+    """Whether a measured configuration may be proposed again (`Proposal.is_repeat`); False without noise between runs.
+    """
     ends_without_chance: bool = False
     """Whether the surrogate ends the search once no untried configuration is likely to win (`--stop-early`)."""
     llm_rows: frozenset[int] = frozenset()
@@ -83,7 +84,7 @@ class SearchView:
 
     @cached_property
     def objective(self) -> Objective:
-        """What to optimize."""
+        """Return the goal of the search."""
         return self.target or single_metric(self.primary)
 
     @property
@@ -98,7 +99,7 @@ class SearchView:
 
     @property
     def predictor(self) -> Predictor:
-        """What the card's task predicts over the space, with the priors that earlier searches leave."""
+        """Return the task's prediction of the card over the space, with the priors of earlier searches."""
         return apply_earlier(predictor_of(self.card, self.space), self.space, self.earlier)
 
     @cached_property
@@ -123,7 +124,7 @@ class SearchView:
 
     @cached_property
     def taken_N(self) -> NDArray[np.bool_]:
-        """(N,) whether each row must not be proposed because it was observed, is running or is held back. Read-only."""
+        """(N,) whether the proposer must not propose the row: observed, running or held back. Read-only."""
         taken_N = np.zeros(len(self.space), dtype=bool)
         taken_N[observed_rows(self.observations)] = True
         taken_N[list(self.pending)] = True
@@ -144,11 +145,11 @@ class Proposal:
     turn: int | None = None
     """Number of the LLM turn that proposed it."""
     is_repeat: bool = False
-    """Whether it is measured again on purpose, although it has a result; only if `SearchView.can_repeat`."""
+    """Whether it measures a configuration with a result once more, on purpose; only if `SearchView.can_repeat`."""
 
 
 class ProposerRole(StrEnum):
-    """How a user chooses a registered proposer."""
+    """Way in which a user chooses a registered proposer."""
 
     SAMPLER = "sampler"
     """By `--sampler`: it proposes alone, and replaces an LLM that does not decide."""
@@ -176,7 +177,7 @@ def _make_no_sampler() -> Proposer:
 
 @dataclass(frozen=True)
 class ProposerContext:
-    """What a search gives the factory of its proposer; samplers seldom need any of it."""
+    """Input of the factory of a search's proposer; samplers seldom need any of it."""
 
     make_sampler: Callable[[], Proposer] = _make_no_sampler
     """Makes the proposer that `--sampler` names."""
@@ -239,11 +240,11 @@ class Proposer(ABC):
 
 
 class ProposerFactory(Protocol):
-    """What `PROPOSERS` holds: a subclass of `Proposer`, or an object that makes one."""
+    """A value of `PROPOSERS`: a subclass of `Proposer`, or an object that makes one."""
 
     @property
     def role(self) -> ProposerRole:
-        """How a user chooses it."""
+        """Return how a user chooses it."""
 
     def from_context(self, context: ProposerContext) -> Proposer:
         """Return the proposer of a search; UserError if something that it needs is missing."""

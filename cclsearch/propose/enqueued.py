@@ -14,7 +14,7 @@ EARLIER = "earlier"
 class EnqueuedProposer(Proposer):
     """Proposes the untried configurations of `first`, then calls the proposer `then`.
 
-    It reads what was already proposed from the view alone, so it continues correctly after a kill.
+    It reads the earlier proposals from the view alone, so it continues correctly after a kill.
     """
 
     def __init__(self, first: Sequence[Config], then: Proposer) -> None:

@@ -24,7 +24,7 @@ class LedgerEvent(Model):
     """Seconds since the epoch; 0 before the event is recorded."""
 
     def at(self, time_s: float) -> Self:
-        """The event with the time at which it is recorded."""
+        """Return the event with the time of its recording."""
         return self.model_copy(update={"time_s": time_s})
 
 
@@ -35,12 +35,12 @@ class ReportedEvent(LedgerEvent):
 
     @property
     def label(self) -> str:
-        """What the text is about, in one word."""
+        """Return the subject of the text in one word."""
         return self.event
 
 
 class Note(ReportedEvent):
-    """Information for people; from a proposer of a plugin also `data`, which it alone reads."""
+    """Information for people; a plugin's proposer may add `data` for itself."""
 
     event: Literal["note"] = "note"
     topic: str
@@ -59,7 +59,7 @@ BUSY_MACHINE = "busy machine"
 NOTHING_LEFT = "nothing left"
 """The topic of the note that no untried configuration is likely to win."""
 NOT_ADDED = "not added"
-"""The topic of the note that the space does not get what a turn asked for."""
+"""Topic of the note on a refused addition to the space."""
 
 
 def leave_out_outdated(events: Sequence[ReportedEvent]) -> tuple[ReportedEvent, ...]:
@@ -69,7 +69,7 @@ def leave_out_outdated(events: Sequence[ReportedEvent]) -> tuple[ReportedEvent, 
 
 
 class LlmMode(StrEnum):
-    """What the LLM writes."""
+    """Kind of the LLM's output."""
 
     CONFIGS = "configs"
     POLICY = "policy"
@@ -77,20 +77,20 @@ class LlmMode(StrEnum):
 
 
 class DecisionKind(StrEnum):
-    """How a turn ended."""
+    """Kind of a turn's end."""
 
     SUBMIT = "submit"
     FINISH = "finish"
     EXTEND = "extend"
     """It asks for knobs or values that the search space does not have; the next turn decides over the larger space."""
     REVISE = "revise"
-    """It changes what it believes or withdraws an insight, without a trial; the next turn sees what follows."""
+    """It changes beliefs or withdraws an insight, without a trial; the next turn sees the effect."""
     NONE = "none"
 
 
 @dataclass(frozen=True)
 class ExpectedOutcome:
-    """What a proposer expects a trial to measure; reports compare it with the measurement."""
+    """A proposer's expectation of a trial's measurement; reports compare the two."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metric -> expected value, in the metric's unit."""
@@ -98,7 +98,8 @@ class ExpectedOutcome:
     """Probability that it fits into memory, 0 to 1."""
 
     def __post_init__(self) -> None:
-        """Leave out what is not finite: a closed form or an LLM may compute it, and no measurement compares with it."""
+        """Leave out values that are not finite."""
+        # A closed form or an LLM may compute them, and no measurement compares with them.
         finite = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
         object.__setattr__(self, "metrics", finite)
         if self.fits is not None and not math.isfinite(self.fits):
@@ -119,9 +120,9 @@ class SubmittedConfig:
     is_repeat: bool = False
     """The configuration has a result that the model doubts, and runs once more."""
     refuted_at: float | None = None
-    """Value of the primary metric from which on, on its worse side, the rationale is refuted, as the model said."""
+    """Value of the primary metric from which on, on its worse side, the rationale is refuted; the model stated it."""
     predicted: ExpectedOutcome = ExpectedOutcome()
-    """What the surrogate predicted when it was submitted."""
+    """The surrogate's prediction at the time of submission."""
     predicted_sd: float | None = None
     """Standard deviation of the log of that prediction of the primary metric; None if there was none."""
     is_promising: bool = False
@@ -129,18 +130,18 @@ class SubmittedConfig:
 
 
 class LlmTurn(ReportedEvent):
-    """One turn of the LLM: its decision, what it learned, and its cost."""
+    """One turn of the LLM: its decision, its lessons, and its cost."""
 
     event: Literal["llm_turn"] = "llm_turn"
     turn: int
     decision: DecisionKind = DecisionKind.NONE
     submitted: tuple[SubmittedConfig, ...] = ()
     refused: tuple[str, ...] = ()
-    """Why further configurations, beliefs or doubts of the turn are left out."""
+    """Reasons why further configurations, beliefs or doubts of the turn are left out."""
     adds: dict[str, tuple[Value, ...]] = {}
     """Knob, variable or flag -> values that the turn asks to add to the search space."""
     why: str = ""
-    """Why it asks for them."""
+    """Reason for its additions to the space."""
     insight: str = ""
     withdraws: tuple[int, ...] = ()
     """Earlier turns whose insight and beliefs the model withdraws."""
@@ -153,17 +154,17 @@ class LlmTurn(ReportedEvent):
     policy: int | None = None
     """Version of the policy program that the turn submitted."""
     continues: int | None = None
-    """The turn whose remaining trials this one chooses anew, after one of them missed; both are judged as one."""
+    """Earlier turn whose remaining trials this one chooses anew, after a surprise; both are judged as one."""
     cost: Cost = Cost()
 
     @property
     def root(self) -> int:
-        """Number of the turn that this one is judged with: its own, or that of the turn that it continues."""
+        """Number of the turn that this one is judged with: its own, or the continued turn's."""
         return self.turn if self.continues is None else self.continues
 
 
 def find_withdrawn(events: Iterable[ReportedEvent]) -> dict[int, int]:
-    """Turn whose insight and beliefs are withdrawn -> the turn that withdrew them last."""
+    """Turn with a withdrawn insight and beliefs -> the turn that withdrew them last."""
     turns = (event for event in events if isinstance(event, LlmTurn))
     return {withdrawn: turn.turn for turn in turns for withdrawn in turn.withdraws}
 
@@ -176,7 +177,7 @@ class LlmLimitsSet(ReportedEvent):
 
 
 class ArbiterPhase(StrEnum):
-    """Which proposer decides; see the figure in `propose/agent/arbiter/states.py`."""
+    """Phase of the arbiter: it names the proposer that decides; see the figure in `propose/agent/arbiter/states.py`."""
 
     SEEDS = "seeds"
     LLM = "llm"
@@ -196,9 +197,9 @@ class ArbiterState:
     reason: str = ""
     """In words, for `status`."""
     explore: int = 0
-    """In `fallback`: number of trials before the LLM returns."""
+    """Number of trials before the LLM returns, in `fallback`."""
     stalls: int = 0
-    """How often in a row the LLM was suspended without a success in between."""
+    """Number of suspensions of the LLM in a row, without a success in between."""
 
     def describe(self) -> str:
         """`fallback since trial 7: two proposals in a row were duplicates`."""
@@ -215,4 +216,4 @@ class ArbiterMove(ReportedEvent):
 
 
 ProposerEvent = Note | LlmTurn | LlmLimitsSet | ArbiterMove
-"""What a proposer may report, to be written to the ledger."""
+"""Events that a proposer may report, to be written to the ledger."""

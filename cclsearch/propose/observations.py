@@ -28,16 +28,16 @@ class Observation:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Metric -> measured value; of a failed trial at most `peak_memory_gib`."""
     loads: tuple[Mapping[str, float], ...] = ()
-    """The metrics of each load if the trial measured several; `metrics` are those of the load that counts."""
+    """The metrics of each load if the trial measured several; `metrics` are of the load that counts."""
     is_confirmation: bool = False
     violation: float = 0.0
     """Excess over the objective's constraints (`Objective.violation`); 0 if the trial satisfies all."""
     is_pruned: bool = False
-    """Whether it ended early because it is slower than the best one beyond doubt: its metrics are of fewer steps."""
+    """Whether it ended early, slower than the best one beyond doubt: its metrics are of fewer steps."""
 
     @property
     def is_valid(self) -> bool:
-        """Whether its metrics can be learned from: it was admitted, apart from the constraints, or ended early."""
+        """Whether proposers can learn from its metrics: it was admitted, apart from the constraints, or ended early."""
         return self.loss is not None or self.violation > 0 or self.is_pruned
 
     def value(self, metric: str) -> float | None:

@@ -13,18 +13,18 @@ from cclsearch.propose.events import ArbiterMove, DecisionKind, LlmTurn, Submitt
 
 @dataclass(frozen=True)
 class BrokenOff:
-    """A turn that submitted several configurations, of which the latest to run changes what to try next."""
+    """A turn with several submitted configurations; the latest result changes what to try next."""
 
     turn: int
-    """The turn that submitted first; what the LLM chooses now still belongs to it."""
+    """The turn that submitted first; the LLM's new choice still belongs to it."""
     trial: int
     """The trial that changes it."""
     why: str
-    """What it did, in words."""
+    """The trial's surprise, in words."""
     left: int
     """Configurations of the turn that may be chosen anew."""
     dropped: tuple[SubmittedConfig, ...]
-    """What was to run next."""
+    """The configurations that were to run next."""
 
 
 def find_broken_off(view: SearchView) -> BrokenOff | None:
@@ -53,7 +53,7 @@ def find_broken_off(view: SearchView) -> BrokenOff | None:
 
 
 def is_missed(view: SearchView, o: Observation, item: SubmittedConfig) -> bool:
-    """Whether a trial of the LLM failed, or measured what by its own words refutes its rationale."""
+    """Whether a trial of the LLM failed, or measured what its own rationale called a refutation."""
     metric, value = view.primary, o.value(view.primary.name)
     if not o.is_valid or value is None:
         return True
@@ -61,14 +61,14 @@ def is_missed(view: SearchView, o: Observation, item: SubmittedConfig) -> bool:
 
 
 def _find_surprise(view: SearchView, o: Observation, item: SubmittedConfig) -> str:
-    """What a trial did that changes what to try next, in words; empty if nothing."""
+    """Return a trial's surprise that changes what to try next, in words; empty if none."""
     if is_missed(view, o, item):
         return "failed, or measured beyond your refuted_at"
     return "improved the best more than expected" if is_windfall(view, o, item) else ""
 
 
 def is_windfall(view: SearchView, o: Observation, item: SubmittedConfig) -> bool:
-    """Whether a trial beat the best, and what the surrogate and the LLM expected of it, each beyond the noise."""
+    """Whether a trial beat the best, the surrogate's prediction and the LLM's expectation, each beyond the noise."""
     metric, noise = view.primary, improvement_threshold(view)
     value, predicted = o.value(metric.name), item.predicted.metrics.get(metric.name)
     earlier = [p.loss for p in view.observations if p.loss is not None and p.trial < o.trial]
@@ -80,7 +80,7 @@ def is_windfall(view: SearchView, o: Observation, item: SubmittedConfig) -> bool
 
 
 def _latest_submission(view: SearchView) -> LlmTurn | None:
-    """Return the latest turn that submitted something, unless the arbiter moved since, which drops its queue."""
+    """Return the latest turn that submitted something; None if the arbiter moved since, which drops its queue."""
     for event in reversed(view.events):
         if isinstance(event, ArbiterMove):
             return None

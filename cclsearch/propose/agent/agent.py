@@ -62,7 +62,7 @@ class Agent:
     evidence: EvidenceSource = field(default_factory=NoEvidence)
     explain: Explain | None = None
     extender: SpaceExtender | None = None
-    """What may be added to the search space; None: nothing."""
+    """Additions to the search space that the LLM may make; None: none."""
     make_table: MakeSurrogateTable = make_surrogate_table
     policies: PolicyRunner = field(default_factory=SandboxRunner)
     clock: Clock = field(default_factory=WallClock)
@@ -70,7 +70,7 @@ class Agent:
     _running_turn: tuple[int, Turn] | None = field(default=None, init=False, repr=False)
 
     def limit_reached(self, view: SearchView) -> str | None:
-        """Which limit earlier turns have reached, in words; None if none."""
+        """Return the limit that earlier turns have reached, in words; None if none."""
         return self._limits(view).reached(total_cost(past_turns(view.events)))
 
     def _limits(self, view: SearchView) -> LlmLimits:
@@ -97,9 +97,9 @@ class Agent:
         standing: str = "",
         continues: int | None = None,
     ) -> TurnOutcome:
-        """The outcome of one whole turn; raises nothing, whatever a provider or a model does.
+        """Return the outcome of one whole turn; raises nothing for any fault of a provider or a model.
 
-        With `first_only`, the model chooses among the surrogate's first candidates only. `standing` says how far it is
+        With `first_only`, the model chooses among the surrogate's first candidates only. `standing` is its distance
         from a stall. `continues` is the turn whose remaining trials it chooses anew.
         """
         number = self._next_number(view)

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def start_in_background(call: Callable[[], T], name: str) -> Future[T]:
-    """The future of the call's result, or of what it raises."""
+    """Return the future of the call's result, or of its exception."""
     future: Future[T] = Future()
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""What a tool call returns: a text for the model, and the decision if it made one."""
+"""Reply to a tool call: a text for the model, and the decision if it made one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class Decision:
 
     submitted: tuple[SubmittedConfig, ...] = ()
     refused: tuple[str, ...] = ()
-    """Why further configurations, beliefs or doubts of the same call are left out."""
+    """Reasons why further configurations, beliefs or doubts of the same call are left out."""
     finish: str | None = None
     insight: str = ""
     beliefs: Mapping[str, str] = field(default_factory=dict)
     """Part of the work, or KNOB=VALUE -> how it compares with the closed form: evidence for the surrogate."""
     doubts: tuple[int, ...] = ()
-    """Finished trials whose measurement is doubted."""
+    """Finished trials whose measurement the model doubts."""
     withdraws: tuple[int, ...] = ()
-    """Earlier turns whose insight and beliefs are withdrawn."""
+    """Earlier turns whose insight and beliefs the model withdraws."""
     is_revision: bool = False
-    """Whether only beliefs, doubts and insights change, and no trial is asked for."""
+    """Whether it only changes beliefs, doubts and insights, without a trial."""
     program: str | None = None
     """Source of the policy program that chose the submission."""
     adds: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
-    """What to add to the search space, instead of a submission."""
+    """Additions to the search space, instead of a submission."""
     why: str = ""
-    """Why to add it."""
+    """Reason for the additions."""
 
 
 @dataclass(frozen=True)

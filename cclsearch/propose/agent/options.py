@@ -13,7 +13,7 @@ from cclsearch.propose.base import SearchView
 
 @dataclass(frozen=True)
 class AgentOptions(PromptOptions):
-    """How an agent works during one search."""
+    """Options of an agent during one search."""
 
     limits: LlmLimits = field(default_factory=LlmLimits)
     seed_policy: str | None = None

@@ -1,4 +1,4 @@
-"""One turn: the model makes look-ups, then decides. Whatever the model or its provider does, the turn ends."""
+"""One turn: the model makes look-ups, then decides. The turn ends under any fault of the model or its provider."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MAX_ID = 48
 LEFT_OUT = "(left out: size limit)"
 UNANSWERED = "not answered, because what they show has changed: {names}. Send these look-ups again if you need them"
 MAX_OUTPUT_TOKENS = 16_384
-"""Tokens of one answer of a provider whose models may reason before they answer, after answers that were cut off."""
+"""Tokens of one answer after answers that were cut off, for models that may reason before they answer."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Exchange:
     at_s: float = 0.0
     """Seconds since the turn began."""
     results: tuple[ToolResult, ...] = ()
-    """What the answer's look-ups returned; none if it decided. A replay looks up again."""
+    """Results of the answer's look-ups; none if it decided. A replay looks up again."""
 
 
 @dataclass
@@ -159,7 +159,7 @@ class Turn:
         self._started_s = settings.clock.now_s()
 
     def run(self) -> TurnResult:
-        """The result; raises nothing, whatever a provider does."""
+        """Return the result; raises nothing for any fault of a provider."""
         result = self._result
         while result.decision is None and result.stall is None:
             result.stall = self._limit_stall()
@@ -360,7 +360,7 @@ class Turn:
 
 
 def describe_faults(faults: Sequence[str], text: str) -> str:
-    """Why a turn stalled, for people; `text` describes the last fault."""
+    """Return why a turn stalled, for people; `text` describes the last fault."""
     same = len(set(faults)) == 1
     number = {2: "two", 3: "three"}.get(len(faults), str(len(faults)))
     if same:
@@ -383,7 +383,7 @@ def _echo(text: str) -> str:
 
 
 def _echo_call(call: ToolCall, limit_bytes: int) -> ToolCall:
-    """The call as it is sent back; arguments over the bound are left out."""
+    """Return the call as it is sent back; arguments over the bound are left out."""
     # Providers refuse tool names with other characters.
     name = re.sub(r"[^A-Za-z0-9_-]", "_", redact(call.name))[:64] or "unnamed"
     if len(json.dumps(call.arguments)) <= limit_bytes:

@@ -47,8 +47,9 @@ class GridProposer(Proposer):
 
 @PROPOSERS.register("heuristic")
 class HeuristicProposer(Proposer):
-    """What a careful engineer tries by hand: the order of the task's rule of thumb, similar to NVIDIA NeMo's
-    auto-configurator for training. Of the trials, it learns from failures only.
+    """Tries configurations like a careful engineer by hand, in the order of the task's rule of thumb.
+
+    The rule for training is similar to NVIDIA NeMo's auto-configurator. It learns from failed trials only.
     """
 
     name = "heuristic"

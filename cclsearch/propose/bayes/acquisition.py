@@ -18,7 +18,7 @@ MIN_FAILURE_PENALTY, MAX_FAILURE_PENALTY = 0.001, 0.05
 FAILED_SHARE = 0.1
 """Share of a search's trials that may fail before the penalty rises."""
 MIN_P_SUCCESS = 0.02
-"""If no untried configuration is at least this likely to succeed, nothing is proposed."""
+"""P(success) below which no untried configuration is proposed."""
 FIRST_MARGIN = 0.15
 """Before the first success, the incumbent is the best expected loss plus this (log units)."""
 
@@ -29,11 +29,8 @@ def has_nothing_feasible(posterior: CandidatePosterior) -> bool:
 
 
 def failure_penalty(view: SearchView) -> float:
-    """Return the cost of one more failure: 10 times higher per failure beyond `FAILED_SHARE` of the trials, with a cap.
-
-    Trials that an LLM chose (`llm_rows`) do not count: a careless LLM must not make the surrogate too cautious to try
-    what may not fit.
-    """
+    """Return the cost of one more failure: 10 times higher per failure beyond `FAILED_SHARE` of the trials, capped."""
+    # The LLM's trials (`llm_rows`) do not count: a careless LLM must not make the surrogate too cautious.
     own, failed = count_failures(view.observations, view.llm_rows)
     allowed = FAILED_SHARE * (own + view.budget_left)
     return float(min(MIN_FAILURE_PENALTY * 10 ** max(0.0, failed + 1 - allowed), MAX_FAILURE_PENALTY))
@@ -61,7 +58,7 @@ def choose_batch(
 
 
 def incumbent(posterior: CandidatePosterior) -> Array:
-    """(k,) loss that a new trial must beat in each model: the best so far, or that of a running trial if lower."""
+    """(k,) loss that a new trial must beat in each model: the best so far, or a running trial's if lower."""
     if posterior.best is not None:
         incumbent_k = np.full(len(posterior.weight_k), posterior.best)
     else:

@@ -1,9 +1,9 @@
-"""Values of unknown knobs that always fail: which of them explain the failures so far.
+"""Find the values of unknown knobs that always fail and so explain the failures.
 
-A knob without an entry in `knobs.yaml` has no closed form, and what goes wrong with it goes wrong for a whole value
-(`method=full` does not fit, a quantized base without a kernel for it crashes) or for a pair of values. A value that was
-part of a success is not broken. Of the others, sets of broken values are hypotheses: every trial with a broken value
-fails, every other one as often as the rest of the model says (a noisy OR; Pearl 1988, section 4.3.2).
+A knob without an entry in `knobs.yaml` has no closed form, and its faults concern a whole value (`method=full` does not
+fit, a quantized base without a kernel for it crashes) or a pair of values. A value that was part of a success is not
+broken. Of the others, sets of broken values are hypotheses: every trial with a broken value fails, every other one as
+often as the rest of the model predicts (a noisy OR; Pearl 1988, section 4.3.2).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from cclsearch.stats.kernel import Array
 
 Cause = tuple[tuple[int, int], ...]
 """(knob, code) of a value, or of each of two values."""
+# One of ten, with the weight of ten seen values.
 BROKEN = (1.0, 9.0)
-"""Beta prior of the share of the values of unknown knobs that always fail: one of ten, as if ten had been seen."""
+"""Beta prior of the share of the values of unknown knobs that always fail."""
 BROKEN_PAIR = (1.0, 49.0)
 """The same of two values of different knobs together: one of fifty."""
 MAX_CAUSES = 40
@@ -50,7 +51,7 @@ class BrokenValues:
     fine: frozenset[Cause]
     """Values and pairs that were part of a success."""
     log_intact_H2: Array
-    """Log probability that a value, and a pair, that no trial had does not fail, under each hypothesis."""
+    """Log probability, under each hypothesis, that an untried value and an untried pair do not fail."""
 
     def p_broken(self, rows: NDArray[np.int64]) -> Array:
         """(m,) probability that each row has a broken value."""

@@ -1,4 +1,4 @@
-"""Bounds on what the surrogate computes for each proposal: which observations it fits, and which rows it judges.
+"""Bounds on the surrogate's work for each proposal: the observations it fits, and the rows it judges.
 
 Below the bounds every observation is fitted and every open row is judged. Beyond them the cost of a proposal no longer
 grows with the trials, and hardly with the space.
@@ -28,7 +28,7 @@ Rows = NDArray[np.int64]
 PENALTY = 3.0
 """Log units of cost for each log unit by which a limit is exceeded, when candidates are first ranked."""
 MEMORY_MARGIN = 0.1
-"""Log units below the memory limit (about 90 % of it) from which a row ranks as if it were slower."""
+"""Log units below the memory limit from which a row ranks as slower; 0.1 is about 90 % of the limit."""
 MAX_OBSERVATIONS = 64
 """Observations that models are fitted to: inverting their covariance costs the cube of their number."""
 MAX_CANDIDATES = 1500
@@ -44,10 +44,11 @@ NUM_IMPROVED = 8
 """Best observed configurations whose neighbours (one knob changed) are always candidates in such a space."""
 _FIRST_RANKING = 16
 """Trials after which the rows are ranked anew for the first time."""
+# This bounds the memory.
 _CHUNK = 65_536
-"""Rows that are ranked at once, which bounds the memory."""
+"""Rows that are ranked at once."""
 _RANKINGS: WeakKeyDictionary[Features, tuple[object, NDArray[np.int32]]] = WeakKeyDictionary()
-"""Features of a space -> what its rows were last ranked for, and the rows in that order."""
+"""Features of a space -> the state of its last ranking, and the rows in that order."""
 
 
 def select_window(observations: Sequence[Observation]) -> Sequence[Observation]:
@@ -98,7 +99,7 @@ def rank_rows(models: MetricModels, view: SearchView, predictor: Predictor) -> R
 
 
 def direct_term(models: MetricModels) -> Term | None:
-    """Return the objective's term if the log of the loss is that of one metric with a closed form; else None."""
+    """Return the objective's term if the log of the loss is one metric's with a closed form; else None."""
     term, *others = models.view.objective.terms
     is_positive = term.direction is Direction.MINIMIZE or term.reciprocal
     return term if not others and term.weight is None and is_positive and models.base_of(term.metric) else None

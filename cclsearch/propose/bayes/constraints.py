@@ -1,4 +1,4 @@
-"""The objective's constraints: how likely each candidate satisfies them, and by how much it is expected not to.
+"""The objective's constraints: the chance of each candidate to satisfy them, and its expected excess.
 
 A trial that violates a constraint is a valid measurement: it teaches every model, and is not a failure.
 """

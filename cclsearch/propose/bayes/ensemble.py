@@ -21,7 +21,7 @@ from cclsearch.stats.kernel import Array, Features
 NOISE_OF_EXCESS = 0.3
 """Noise in log units for each log unit by which a cost exceeds the trusted span."""
 NOISE_PENALTY = 0.2
-"""What a hypothesis loses in log evidence for each log unit of noise above the prior's."""
+"""Loss of a hypothesis in log evidence for each log unit of noise above the prior's."""
 NUM_MODELS = 128
 RESIDUAL_FACTORS = (0.5, 1.0, 2.0)
 """Scale of the residual of the closed form in each hypothesis, relative to the prior's."""
@@ -29,12 +29,14 @@ NOISE_FACTORS = (1.0, 3.0, 10.0)
 """Run-to-run noise in each hypothesis, relative to the prior's."""
 SCALE = "scale"
 """Multiplier of the whole cost, if the closed form has one."""
+# A factor of ten either way: hardware or a framework unlike all that the prior was fitted to may be off by far, which
+# each configuration would have to learn alone.
 WIDE_SCALE = float(np.log(10.0))
-"""Standard deviation of the log of `SCALE` in hypotheses of their own: a factor of ten either way. Hardware or a
-framework unlike all that the prior was fitted to may be off by far, which each configuration had to learn alone."""
+"""Standard deviation of the log of `SCALE` in separate, wide hypotheses."""
+# One machine in a hundred is unlike all others. With less, one wrong time of six moved the predictions of all other
+# configurations.
 WIDE_ODDS = float(np.log(100.0))
-"""What these hypotheses lose in log evidence: one machine in a hundred is unlike all others. With less, one wrong time
-of six moved the predictions of all other configurations."""
+"""Loss of the wide hypotheses in log evidence."""
 MIN_WEIGHT = 0.05
 """Hypotheses with a lower weight are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
@@ -113,7 +115,7 @@ def fit_ensemble(
 
 
 def _list_priors(form: ClosedForm) -> Iterator[tuple[Prior, float]]:
-    """Yield each prior of the multipliers, and what its hypotheses lose in log evidence."""
+    """Yield each prior of the multipliers, and the loss of its hypotheses in log evidence."""
     yield form.prior, 0.0
     if form.unlearned:
         yield form.unlearned, form.odds
@@ -126,10 +128,8 @@ def _list_priors(form: ClosedForm) -> Iterator[tuple[Prior, float]]:
 def predict_without(
     row: int, ensemble: Ensemble, observations: Sequence[Observation], earlier: Sequence[Observation]
 ) -> tuple[float, float]:
-    """Return the expected log cost of a run at a row, and its standard deviation, by a fit without the row's runs.
-
-    The leave-one-out error keeps the weights and the noise that an outlier gave to the other trials; this does not.
-    """
+    """Return the expected log cost of a run at a row, and its standard deviation, by a fit without the row's runs."""
+    # The leave-one-out error keeps the weights and the noise that an outlier gave to the other trials; this does not.
     others = [[o for o in seen if o.row != row] for seen in (observations, earlier)]
     features = ensemble.most_likely.features
     fit = fit_ensemble(ensemble.form, features, others[0], others[1], ensemble.doubted).most_likely

@@ -7,8 +7,9 @@ import numpy as np
 from cclsearch.scoring.objective import Constraint
 from cclsearch.stats.kernel import Array
 
+# A value that is known exactly must satisfy a bound that it equals.
 TOLERANCE = 1e-6
-"""Relative; so that a value that is known exactly satisfies a bound that it equals."""
+"""Relative tolerance of a bound."""
 
 
 def find_bounds(constraint: Constraint) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 A space may not declare whether data-parallel ranks shard the optimizer states, tensor-parallel ranks the sequence, or
 the layers are recomputed; then one way applies to the whole space. Each combination is a hypothesis, weighted by its
-evidence: the trials that fitted or did not, and the measured peaks. Once a peak is measured, only what is kept of the
+evidence: the trials that fitted or did not, and the measured peaks. After a measured peak, only the kept share of the
 activations remains a hypothesis (`unidentified`).
 """
 
@@ -28,8 +28,9 @@ from cclsearch.stats.kernel import Array, Features
 _LABEL_NOISE = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
 _OTHER_LABEL_NOISE = 0.8
 """Probability that a failure had another cause than memory, by the failure kind of the launcher or recording."""
+# The crash still says a little about crashes.
 MAX_LABEL_NOISE = 0.98
-"""Of a crash that memory explains but its log does not name: it still says a little about crashes."""
+"""Largest label noise of a crash that memory explains but its log does not name."""
 P_OTHER_CRASH = 0.05
 """Probability that a trial crashes for a cause other than memory or a broken value (`CRASH`)."""
 NOT_BLAMED: Mapping[int, float] = MappingProxyType({})
@@ -119,10 +120,8 @@ def fit_feasibility(
 
 
 def _blame_values(predictor: Predictor, seen: Sequence[Observation]) -> tuple[BrokenValues | None, Mapping[int, float]]:
-    """Return which values of unknown knobs always fail, and row -> probability that its failure is due to one.
-
-    What memory explains is judged by the successes alone: failures must not teach it what a broken value did.
-    """
+    """Return the values of unknown knobs that always fail, and row -> probability that its failure is due to one."""
+    # Successes alone judge memory here: failures must not teach it the effect of a broken value.
     unknown_NU, form = predictor.features.unknown_NU, predictor.memory
     if not unknown_NU.shape[1]:
         return None, NOT_BLAMED
@@ -164,7 +163,7 @@ def weigh_combinations(
 def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> list[tuple[MemoryHypothesis, Prior, float]]:
     """Return the prior of each hypothesis about these multipliers with its log probability, up to a constant.
 
-    If the prior comes from earlier searches, it may not hold: then those of the prior without them follow.
+    A prior from earlier searches may be wrong: then the hypotheses of the prior without them follow.
     """
     found = _combine_ways(form, form.form.prior, names - form.determined)
     if form.form.unlearned is None:

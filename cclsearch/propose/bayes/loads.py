@@ -1,7 +1,7 @@
 """The surrogate of trials that measure several loads and report the one that counts.
 
-Each load of each trial teaches its latencies; draws of all loads of a candidate then say which would count, whether it
-keeps the limits, and what it costs. So a trial teaches more than the load that won, and limits and cost go together.
+Each load of each trial teaches its latencies; draws of all loads of a candidate then show which would count, whether it
+keeps the limits, and its cost. So a trial teaches more than the load that won, and limits and cost stay together.
 """
 
 from __future__ import annotations
@@ -23,19 +23,22 @@ from cclsearch.stats.closed_form import Cells, Loads
 from cclsearch.stats.kernel import Array
 
 UNLIKE = float(np.log(4.0))
-"""Log odds against a server that is unlike those of the prior."""
+"""Log odds against a server that is unlike the servers of the prior."""
+# Servers unlike those that the prior was fitted to have larger errors.
 HYPOTHESES = (
     *((1.0, noise, residual, 0.0) for noise in (1.0, 3.0) for residual in (0.5, 1.0, 2.0)),
     *((4.0, 1.0, residual, UNLIKE) for residual in (1.0, 2.0)),
 )
 """Scales of the multipliers' standard deviations, of noise and of residual, relative to the prior's, and the log odds
-against each: servers unlike those that the prior was fitted to are off by more."""
+against each.
+"""
 NUM_DRAWS = 128
 """Draws of the multipliers, over all hypotheses."""
 MAX_REPEATS, MAX_VALUES = 4, 4_000_000
 """Draws of the residual for each of these, fewer in a large space: values that are computed at once."""
+# Inverting their covariance costs the cube of their number.
 MAX_MEASURED = 160
-"""Loads of all trials to which the models are fitted: inverting their covariance costs the cube of their number."""
+"""Largest number of loads, of all trials, to which the models are fitted."""
 
 
 class MeasuredLoads(NamedTuple):
@@ -44,7 +47,7 @@ class MeasuredLoads(NamedTuple):
     rows_n: NDArray[np.int64]
     loads_n: Array
     noise_n: Array
-    """Relative noise besides that of a run."""
+    """Relative noise in addition to a run's."""
     metrics: Sequence[Mapping[str, float]]
 
 
@@ -64,22 +67,22 @@ def collect_loads(loads: Loads, models: MetricModels) -> MeasuredLoads:
 
 @dataclass(frozen=True, eq=False)
 class LoadDraws:
-    """k equally likely draws of what m rows would report."""
+    """k equally likely draws of the reports of m rows."""
 
     log_cost_km: Array
-    """Of the load that counts; where that breaks a limit, what it costs in other draws in which it keeps them."""
+    """Cost of the load that counts; if it breaks a limit, its cost in other draws in which it keeps them."""
     satisfies_km: NDArray[np.bool_]
     """Whether it keeps every limit."""
     excess_km: Array
     """Log of 1 + the excess over the limits."""
     limited: Set[str]
-    """Metrics whose limits these are."""
+    """Metrics with these limits."""
     noise_k: Array
-    """Relative noise of a measurement: that of the noisiest metric which the cost follows from."""
+    """Relative noise of a measurement: of the noisiest metric that the cost follows from."""
 
 
 def preset_counted(draws: Draws, rng: np.random.Generator) -> LoadDraws:
-    """Return draws of the load that counts, and make those of its primary metric the ones that `draws` knows."""
+    """Return draws of the load that counts, and preset its primary metric in `draws`."""
     view, loads = draws.models.view, draws.models.predictor.loads
     assert loads is not None
     counted = _draw_loads(loads, draws.models, draws.rows, rng)
@@ -159,10 +162,8 @@ def _draw(
 
 
 def find_offset(cells: Cells, primary: MetricInfo, measured: MeasuredLoads) -> float:
-    """Return by how much the measured cost exceeds what follows from the other metrics, in the median: 0 if unknown.
-
-    At the beginning and at the end of a load fewer requests run.
-    """
+    """Return the median excess of the measured cost over the cost that follows from the other metrics; 0 if unknown."""
+    # At the beginning and at the end of a load fewer requests run.
     names = (primary.name, *cells.models)
     known = np.array([n for n, load in enumerate(measured.metrics) if all(load.get(name, 0) > 0 for name in names)])
     if not len(known):

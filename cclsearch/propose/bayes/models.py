@@ -20,16 +20,18 @@ from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array
 
 MIN_LOG_COST_SD = 1e-3
-"""Minimum standard deviation of the primary metric's log for estimating how another value depends on it."""
+"""Minimum standard deviation of the primary metric's log for estimating another value's dependence on it."""
+# Most losses grow with the cost; a score that rewards few accelerators may fall with it.
 SLOPES = ((1.0, 0.5, 0.9), (0.0, 1.5, 0.1))
 """Prior of a value's slope over the primary metric's log cost, in units of `ValueScale`: mean, standard deviation,
-probability. Most losses grow with the cost; a score that rewards few accelerators may fall with it."""
+probability.
+"""
 LINE_NOISE = 0.02
 """Relative noise of a value given the primary metric."""
 RESIDUAL_FACTORS = (0.1, 1.0, 3.0)
 """Scale of the residual of a value that the primary metric does not explain, relative to the residual of the latter."""
 EXACT_SD = 1e-9
-"""Standard deviation in place of 0 for what is known before a trial runs."""
+"""Standard deviation in place of 0 for a value known before a trial runs."""
 
 
 class Drawn(NamedTuple):
@@ -70,7 +72,7 @@ def choose_scale(values: Array, primary: Sequence[float]) -> ValueScale:
 
 
 class MetricModels:
-    """What is known of each metric after the trials so far."""
+    """The models of each metric after the trials so far."""
 
     def __init__(self, view: SearchView, predictor: Predictor, earlier: Sequence[Observation]) -> None:
         self.view = view
@@ -135,7 +137,7 @@ class MetricModels:
 
 
 class Draws:
-    """Models of every metric at fixed rows; those of one base are drawn once."""
+    """Models of every metric at fixed rows; metrics of one base share its draws."""
 
     def __init__(self, models: MetricModels, rows: NDArray[np.int64], rng: np.random.Generator) -> None:
         self.models = models

@@ -1,4 +1,4 @@
-"""Whether an untried configuration is likely to win, and which measured one is worth running again."""
+"""Judge whether an untried configuration is likely to win, and which measured one is worth running again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cclsearch.propose.events import NOTHING_LEFT
 from cclsearch.stats.noise import MIN_MAJORITY, estimate_noise, find_largest_gap, measure_gap
 
 SUSPICIOUS = 4.0
-"""A value so many standard deviations from what the other trials predict is suspicious."""
+"""Standard deviations from the other trials' prediction from which a value is suspicious."""
 MAX_CHECKED = 1
 """Trials, apart from the best, that are predicted without themselves for each proposal: those predicted worst."""
 MIN_TRIALS = 5
@@ -58,10 +58,10 @@ def make_note(view: SearchView, outlook: str) -> Note | None:
 
 
 def find_repeat(view: SearchView, posterior: CandidatePosterior, outlook: str | None) -> Repeat | None:
-    """Return what to run once more: a trial that the others contradict, or the best if nothing else may win.
+    """Return the row to run once more: a trial that the others contradict, or the best if nothing else may win.
 
-    A third time runs only what has two results that contradict each other, of which the better one would win. None if
-    no run can be repeated, or nothing is worth it.
+    Only a row with two contradicting results, of which the better one would win, runs a third time. None if no run can
+    be repeated, or nothing is worth it.
     """
     if not view.can_repeat or view.objective.is_multi:
         return None
@@ -80,7 +80,7 @@ def find_repeat(view: SearchView, posterior: CandidatePosterior, outlook: str | 
 
 
 def _find_contradicting(view: SearchView, ranked: Sequence[tuple[float, int, int]]) -> Repeat | None:
-    """Return the row of which two runs contradict each other and the better one would win; None if there is none."""
+    """Return the row with two contradicting runs, of which the better one would win; None if there is none."""
     losses: dict[int, list[float]] = defaultdict(list)
     for loss, _, row in ranked:
         losses[row].append(loss)

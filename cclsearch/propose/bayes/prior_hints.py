@@ -31,7 +31,7 @@ from cclsearch.stats.kernel import Array
 LEVELS: Mapping[str, float] = MappingProxyType(
     {"much_less": -1.0, "less": -0.5, "as_predicted": 0.0, "more": 0.5, "much_more": 1.0}
 )
-"""What a part costs, compared with the closed form -> shift of its prior, in standard deviations."""
+"""Cost of a part relative to the closed form -> shift of its prior, in standard deviations."""
 HALF_LIFE = 3.0
 """Trials after which a belief has half its weight."""
 MIN_WEIGHT = 0.05
@@ -40,17 +40,19 @@ VALUE_FACTOR = math.log(2.0)
 """Log of the factor that `much_more` of a knob's value means."""
 MAX_FACTOR = 2.0
 """A belief may also be a factor, from its reciprocal to this one."""
+# Quantile at 1 %: the standard deviation of the belief's log is the log over it, so a belief is wrong in its direction
+# with a probability of 1 %. A value that it calls slower stays below a chance of 2 % to win if it had less.
 SURE = 2.33
-"""Such a belief is wrong in its direction with a probability of 1 %: the standard deviation of its log is the log over
-this normal quantile. So a value that it calls slower stays below a chance of 2 % to win if it had less."""
+"""Standard normal quantile that sets the certainty of a belief."""
 MIN_SD = 1e-3
-"""The least such standard deviation."""
+"""Minimum of that standard deviation."""
 OF_MEMORY = "memory:"
 """Before KNOB=VALUE: the belief is about the memory of the configurations with that value."""
+# The same 1 % as in `SURE`.
 WAY_ODDS = math.log(99.0)
-"""Log of the factor by which `much_more` of a way of `MemoryForm.undeclared` raises its odds: the same 1 %."""
+"""Log of the factor by which `much_more` of an alternative of `MemoryForm.undeclared` raises its odds."""
 MAX_DOUBTED_SHARE = 0.2
-"""At most this share of the finished trials may be doubted in a search, and one in any case."""
+"""Largest share of a search's finished trials that may be doubted; one in any case."""
 
 PriorHints = Mapping[str, str]
 """Part, or KNOB=VALUE -> level, or a factor such as `x1.02`."""
@@ -62,7 +64,7 @@ def name_parts(predictor: Predictor) -> tuple[str, ...]:
 
 
 def name_ways(memory: MemoryForm | None) -> tuple[str, ...]:
-    """Return the names of the ways in which frameworks do what the space does not declare."""
+    """Return the names of frameworks' alternatives that the space does not declare."""
     return () if memory is None else tuple(way for ways in memory.ways.values() for way in ways)
 
 
@@ -72,7 +74,7 @@ def name_value(knob: str, choice: object) -> str:
 
 
 def name_part(part: str) -> str:
-    """Return how a belief's part is shown: `stage imbalance`, but `zero_stage=0` as it is."""
+    """Return the shown name of a belief's part: `stage imbalance`, but `zero_stage=0` unchanged."""
     return part if "=" in part else part.replace("_", " ")
 
 
@@ -92,7 +94,7 @@ def find_value(space: Space, name: str) -> tuple[int, int] | None:
 
 
 def parse_hints(raw: object, view: SearchView) -> dict[str, str]:
-    """Return the items `{"part": ..., "is": ...}` with a part, or value, and a level that are known; ignores others."""
+    """Return the items `{"part": ..., "is": ...}` with a known part, or value, and a known level; ignores others."""
     items, parts = raw if isinstance(raw, list) else [], name_parts(view.predictor)
     found = {}
     for item in items[: len(parts) * len(LEVELS) + 20]:
@@ -106,7 +108,7 @@ def parse_hints(raw: object, view: SearchView) -> dict[str, str]:
 
 
 def _read_level(raw: object) -> str | None:
-    """Return a level's word as it is, and a factor in words; None if it is neither."""
+    """Return a level's word unchanged, and a factor in words; None if it is neither."""
     if isinstance(raw, str) and raw in LEVELS:
         return raw
     try:
@@ -126,9 +128,9 @@ def _read_factor(level: str) -> float | None:
 
 
 def parse_doubts(raw: object, view: SearchView) -> tuple[int, ...]:
-    """Return the trials of this list that may be doubted and that no turn named, as many as are allowed.
+    """Return the trials of this list that may be doubted and that no turn named, up to the allowed number.
 
-    Of a ranked trial the measurement is doubted; of a crash whose cause is not known, that memory caused it.
+    The doubt is about a ranked trial's measurement, or about memory as the cause of a crash with an unknown cause.
     """
     numbers = [n for n in raw if isinstance(n, int) and not isinstance(n, bool)] if isinstance(raw, list) else []
     named = _named_doubts(view)
@@ -218,7 +220,7 @@ def _named_doubts(view: SearchView) -> tuple[int, ...]:
 
 
 def without_latest(view: SearchView) -> SearchView:
-    """Return the view as if its latest turn had stated no belief and no doubt."""
+    """Return the view without the beliefs and doubts of its latest turn."""
     last = max((n for n, event in enumerate(view.events) if isinstance(event, LlmTurn)), default=-1)
     events = tuple(
         event.model_copy(update={"beliefs": {}, "doubts": ()}) if n == last else event
@@ -228,7 +230,7 @@ def without_latest(view: SearchView) -> SearchView:
 
 
 def _keep_beliefs(view: SearchView, is_kept: Callable[[str], bool]) -> SearchView:
-    """Return the view as if its turns had stated these beliefs alone."""
+    """Return the view with these beliefs of its turns alone."""
     events = tuple(
         event.model_copy(update={"beliefs": {part: level for part, level in event.beliefs.items() if is_kept(part)}})
         if isinstance(event, LlmTurn)
@@ -275,7 +277,7 @@ def apply_hints(predictor: Predictor, view: SearchView) -> Predictor:
 
 
 def _weigh_ways(memory: MemoryForm, hints: Mapping[str, ActiveHint]) -> Mapping[tuple[str, float], float]:
-    """Return what the beliefs add to the log odds of each way, by its multiplier and log multiplier."""
+    """Return the addition of the beliefs to the log odds of each alternative, by its multiplier and log multiplier."""
     return {
         (name, value): hints[label].log_odds
         for name, labels in memory.ways.items()
@@ -301,7 +303,9 @@ def _add_values(
     form: ClosedForm, space: Space, hints: Mapping[str, ActiveHint], values: Mapping[str, tuple[int, int]]
 ) -> ClosedForm:
     """Return the form with a factor for the rows in which each of these values (belief -> column and code) has an
-    effect: with dp=1, `zero_stage=0` and `zero_stage=1` are the same run."""
+    effect.
+    """
+    # With dp=1, `zero_stage=0` and `zero_stage=1` are the same run.
     if not values:
         return form
     member_KN = np.array(

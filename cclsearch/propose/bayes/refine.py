@@ -14,9 +14,9 @@ from cclsearch.stats.closed_form import Predictor
 
 
 def refine_predictor(view: SearchView, predictor: Predictor, earlier: tuple[Observation, ...]) -> Predictor:
-    """Return the predictor with what a simulation shows of the rows that look best; itself if there is none.
+    """Return the predictor, corrected by a simulation of the rows that look best; itself if there is none.
 
-    Multipliers and rows are those after the first 1, 2, 4, ... trials, so that most proposals find it done; rows that
+    Multipliers and rows are from after the first 1, 2, 4, ... trials, so that most proposals find it done; rows that
     were tried until then come first, since later trials are compared with them.
     """
     if predictor.refine is None:

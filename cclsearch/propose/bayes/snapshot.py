@@ -14,7 +14,7 @@ from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.stats.kernel import Array
 
 MIN_CERTAINTY = 0.2
-"""Of a multiplier that is shown as learned: the part of its prior variance that the trials removed."""
+"""Share of its prior variance removed by the trials from which a multiplier is shown as learned."""
 NEGLIGIBLE = 0.01
 """Relative improvements below this do not count (1 %)."""
 NO_CHANCE = 0.02
@@ -24,7 +24,7 @@ FARTHEST = 4.0
 NUM_GAINS = 201
 """Points of the integral over gains."""
 TENTH_PERCENTILE = 1.2816
-"""Standard deviations of a normal below its mean."""
+"""Standard deviations from a normal's mean to its tenth percentile."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class SearchSnapshot:
     top_rows: tuple[int, ...]
     """Rows that the default strategy would run next, in order."""
     num_open: int
-    """Candidates: configurations neither tried, running nor held back, at most `MAX_CANDIDATES`."""
+    """Number of candidates: configurations neither tried, running nor held back, at most `MAX_CANDIDATES`."""
     max_expected_improvement: float | None
     """Largest expected improvement times P(success and constraints); None before the first trial with a loss."""
     p_improvement: float | None
@@ -142,7 +142,7 @@ def _learned_multipliers(posterior: CandidatePosterior) -> tuple[LearnedMultipli
 
 
 def _log_multipliers_before(posterior: CandidatePosterior) -> Array:
-    """(P,) log multipliers with which the closed form predicts before any trial; 0 for those that beliefs added."""
+    """(P,) log multipliers of the closed form before any trial; 0 for multipliers that beliefs added."""
     view, size = posterior.models.view, len(posterior.models.primary.form.multipliers)
     known_P = view.predictor.form(view.primary).prior.mean_P
     return np.concatenate([known_P, np.zeros(size - len(known_P))])

@@ -24,7 +24,7 @@ from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array
 
 WORTHWHILE = 0.01
-"""Share of the largest gain times chance below which a candidate is not run, however safe it is."""
+"""Share of the largest gain times chance below which a candidate does not run, however safe it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,9 +80,9 @@ class CandidatePosterior:
         """(m,) utility of a trial with that expected improvement, given the cost of a failure.
 
         A trial that cannot win costs as much as one that fails, so the cost of a failure decides only among candidates
-        whose gain times chance is at least `WORTHWHILE` of the largest (`largest`, or that of these candidates); others
-        have the utility -inf, unless nothing is likely to win (`is_won`): then the safest costs least. If nothing can
-        satisfy the constraints, the shortfall remains: the closest configuration wins.
+        whose gain times chance is at least `WORTHWHILE` of the largest (`largest`, or these candidates' largest);
+        others have the utility -inf, unless nothing is likely to win (`is_won`): then the safest costs least. If
+        nothing can satisfy the constraints, the shortfall remains: the closest configuration wins.
         """
         promise_m = gain_m * self.p_valid_m
         least = WORTHWHILE * max(float(promise_m.max()), largest or 0.0)
@@ -95,7 +95,7 @@ class CandidatePosterior:
         return np.exp(self.models.primary.form.metric.sign * self.log_cost_m)
 
     def expected_outcome(self, m: int) -> ExpectedOutcome:
-        """Return what candidate `m` is expected to measure; without a closed form, nothing before a first trial."""
+        """Return the expected measurement of candidate `m`; without a closed form, nothing before a first trial."""
         is_known = self.metric in self.models.predictor.forms or len(self.models.primary.most_likely.rows_n) > 0
         expected = {self.metric: float(self.value_m[m])} if is_known else {}
         memory = self.models.predictor.memory
@@ -105,7 +105,7 @@ class CandidatePosterior:
 
 
 def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> CandidatePosterior | None:
-    """Return the posterior at the rows that may still be proposed; None if no row is left."""
+    """Return the posterior at the open rows; None if no row is left."""
     open_rows = np.flatnonzero(~view.taken_N)
     if not len(open_rows):
         return None
@@ -145,11 +145,11 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
 
 
 def find_spread(models: MetricModels) -> float:
-    """Return how much narrower the loss is known than the models say, by their leave-one-out errors; 1 if it is not.
+    """Return the ratio of the loss's real spread to the models' spread, by their leave-one-out errors; 1 if unknown.
 
-    It only narrows: few errors are a poor proof of more (`benchmarks/calibration.md`). A loss of another model
-    (of a weighted objective, or of trials at several loads) has no such errors here.
+    A loss of another model (of a weighted objective, or of trials at several loads) has no such errors here.
     """
+    # It only narrows: few errors are a poor proof of a wider spread (`benchmarks/calibration.md`).
     is_direct = direct_term(models) is not None and models.predictor.loads is None
     return min(models.primary.spread, 1.0) if is_direct else 1.0
 

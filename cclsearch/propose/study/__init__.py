@@ -1,1 +1,1 @@
-"""Optuna studies over the search space: the surrogate or another sampler is asked, and is told every result."""
+"""Optuna studies over the search space: they ask the surrogate or another sampler, and tell it every result."""

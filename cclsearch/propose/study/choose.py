@@ -38,7 +38,7 @@ def list_strategies() -> list[str]:
 
 
 def make_sampler(spec: str, context: ProposerContext | None = None) -> Proposer:
-    """Return the proposer that asks the sampler; raises UserError if there is none, or what it needs is missing."""
+    """Return the proposer that asks the sampler; raises UserError if the sampler or its package is missing."""
     registered = PROPOSERS.find(spec)
     if registered is not None and registered.role is not ProposerRole.STRATEGY:
         return registered.from_context(context or ProposerContext())
@@ -132,7 +132,7 @@ def _constructor(sampler: type[BaseSampler]) -> Any:
 
 @contextlib.contextmanager
 def _explaining(spec: str, what: str = "imported") -> Iterator[None]:
-    """Turn what goes wrong while code of others runs into one line."""
+    """Turn an exception of others' code into one line."""
     try:
         yield
     except UserError:

@@ -68,7 +68,7 @@ class StudyParameters:
 
     space: Space
     as_positions: bool = False
-    """Whether text that has an order is its position among the choices."""
+    """Whether ordered text becomes its position among the choices."""
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -103,7 +103,7 @@ class StudyParameters:
         return int(rows[int(np.argmin(steps))])
 
     def _count_steps(self, knob: Knob, value: Any) -> NDArray[np.float64]:
-        """(choices,) steps from each choice to a value, which may lie between two choices."""
+        """(choices,) steps from each choice to a value, which may be between two choices."""
         ordered = knob.ordered_choices
         if ordered is None:
             same = [type(choice) is type(value) and choice == value for choice in knob.choices]

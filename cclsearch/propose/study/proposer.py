@@ -1,10 +1,10 @@
 """Proposes with the surrogate, or with any other sampler in an Optuna study.
 
 The surrogate plans from the view, which holds more than a study can. Any other sampler is asked in a study in memory,
-built from the view for each proposal: so the ledger alone decides what is proposed, also after a kill. A sampler that
-keeps its state in itself (`cmaes`, `nsgaii`, your own) draws again for every trial of the view, whose configuration is
-enqueued (finished ones first); others get a seed of their own for each proposal. `study.log` of the run, which people
-read, is written from the ledger by `cclsearch.study.view`.
+built from the view for each proposal: so the ledger alone decides what is proposed, also after a kill. A sampler with
+state (`cmaes`, `nsgaii`, your own) draws again for every trial of the view, whose configuration is enqueued (finished
+ones first); others get a separate seed for each proposal. `cclsearch.study.view` writes the run's `study.log`, which
+people read, from the ledger.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MakeSampler = Callable[..., "BaseSampler"]
 """Seed, and `constraints_func` if the objective has constraints -> sampler."""
 PENALTY = 2.0
-"""With `penalize`, a failed trial is told as this times the worst loss so far (for a positive loss)."""
+"""Factor on the worst loss so far (for a positive loss) with which a failed trial is told, with `penalize`."""
 VIOLATION = "violation"
 
 
@@ -67,10 +67,10 @@ class SurrogateProposer(Proposer):
 
 
 class StudyProposer(Proposer):
-    """Asks a study with a sampler of Optuna, of OptunaHub or of yours; what it draws is moved into the space."""
+    """Asks a study with a sampler of Optuna, of OptunaHub or of yours, and moves its draws into the space."""
 
     def __init__(self, name: str, make_sampler: MakeSampler, *, has_state: bool = True, penalize: bool = False) -> None:
-        """With `penalize` failures are told as bad losses instead of FAIL, which many samplers ignore."""
+        """With `penalize` the study gets failures as bad losses instead of FAIL, which many samplers ignore."""
         self.name = name
         self._make_sampler = make_sampler
         self._has_state = has_state
@@ -182,5 +182,5 @@ def _find_state(observation: Observation | None, values: list[float] | None) -> 
 
 
 def _read_violation(trial: FrozenTrial) -> Sequence[float]:
-    """Return by how much a trial violates the constraints: it is feasible if that is 0."""
+    """Return a trial's excess over the constraints; it is feasible if that is 0."""
     return (float(trial.user_attrs.get(VIOLATION, 0.0)),)

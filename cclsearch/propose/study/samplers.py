@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 DRAWN = "drawn"
-"""User attribute: what a sampler drew, if that was moved."""
+"""User attribute: a sampler's draw, if it was moved."""
 
 
 def make_surrogate(objective: Objective) -> Proposer:
@@ -51,7 +51,7 @@ def make_surrogate(objective: Objective) -> Proposer:
 
 
 class _KnobSampler(BaseSampler):  # type: ignore[misc]
-    """Samples all knobs of the space together, whatever was suggested before."""
+    """Samples all knobs of the space together; earlier suggestions do not matter."""
 
     def __init__(self, parameters: StudyParameters) -> None:
         self._parameters = parameters
@@ -124,7 +124,9 @@ class SurrogateSampler(_KnobSampler):
         return frozenset(row for row in rows if row is not None)
 
     def _observe(self, trial: FrozenTrial) -> Observation | None:
-        """Return what a finished trial teaches; None if it is nothing: pruned without a value, or no fault of it."""
+        """Return the observation of a finished trial; None if it teaches nothing: pruned without a value, or not its
+        fault.
+        """
         failure = _read_failure(trial) if trial.state == TrialState.FAIL else None
         values = list(trial.values or ()) if trial.state == TrialState.COMPLETE else []
         if is_pruned := trial.state == TrialState.PRUNED:
@@ -163,7 +165,7 @@ def _read_failure(trial: FrozenTrial) -> Failure:
 class SpaceSampler(_KnobSampler):
     """Draws with another sampler, and moves each draw to the nearest configuration that was not tried.
 
-    The sampler is told the configuration that it was moved to; what it drew is the trial's user attribute `drawn`.
+    The sampler is told the moved configuration; its draw is the trial's user attribute `drawn`.
     """
 
     def __init__(self, inner: BaseSampler, space: Space, *, parameters: StudyParameters | None = None) -> None:

@@ -1,1 +1,1 @@
-"""What earlier searches leave to the next one: the values, how they are learned, and how they are applied."""
+"""Knowledge of earlier searches for the next one: the values, how they are learned, and how they are applied."""

@@ -1,4 +1,4 @@
-"""Applies what earlier searches leave to the predictor of a space."""
+"""Apply the knowledge of earlier searches to the predictor of a space."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _load_searches(knowledge: EarlierKnowledge) -> Array:
 def _place_residuals(
     residuals: Sequence[LearnedResidual], space: Space, features: Features, jobs_JC: Array
 ) -> KnownResidual | None:
-    """Return those residuals whose configurations differ from the space's in knobs that vary there alone."""
+    """Return the residuals whose configurations differ from the space's only in knobs that vary there."""
     fixed = [knob for knob in space.knobs if len(knob.choices) == 1]
     names = {knob.name for knob in space.knobs}
     here = [

@@ -1,8 +1,7 @@
-"""What earlier searches on the same cluster with the same framework leave to the next one, also for another model.
+"""Knowledge of earlier searches on the same cluster with the same framework, also for another model.
 
-Measured times teach only the same work. What outlives a search is how this framework runs on this cluster: the
-calibrated multipliers of the closed forms, and what an LLM wrote about it. Both are frozen into `search.yaml`, with
-their origin.
+Measured times teach only the same work. How this framework runs on this cluster outlives a search: the calibrated
+multipliers of the closed forms, and an LLM's insights. Both are frozen into `search.yaml`, with their origin.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from cclsearch.core.values import Config, Model
 
 
 class EarlierSearch(Model):
-    """One earlier search, and what its LLM wrote about the framework and the cluster."""
+    """One earlier search, and its LLM's insights on the framework and the cluster."""
 
     run_id: str
     workload: str
     trials: int
-    """Trials from which the multipliers are learned."""
+    """Number of trials from which the multipliers are learned."""
     insights: tuple[str, ...] = ()
     beliefs: dict[str, str] = {}
     """Part of the primary metric -> how it compared with the prediction, as the LLM said last."""
@@ -30,37 +29,37 @@ class LearnedPrior(Model):
 
 
 class LearnedResidual(Model):
-    """How far an earlier trial was from the closed form of its search, in log units."""
+    """Deviation of an earlier trial from the closed form of its search, in log units."""
 
     search: int
-    """Which search, by its position."""
+    """Position of the search."""
     share: float
-    """Variance of what that search has for itself, relative to the prior's."""
+    """Variance of the search's own part, relative to the prior's."""
     doublings: float = 0.0
-    """Of the number of accelerators, from the next search's to that one's."""
+    """Doublings of the number of accelerators, from the next search's to that search's."""
     config: Config
     mean: float
     sd: float
 
 
 class LearnedWays(Model):
-    """How probable it is that the framework uses memory in these ways (`MemoryForm.undeclared`)."""
+    """Probability that the framework uses memory in these ways (`MemoryForm.undeclared`)."""
 
     log_multipliers: dict[str, float]
     probability: float
 
 
 class EarlierKnowledge(Model):
-    """What a search takes over from earlier ones."""
+    """Knowledge that a search takes over from earlier ones."""
 
     searches: tuple[EarlierSearch, ...] = ()
     """The newest first."""
     priors: dict[str, dict[str, LearnedPrior]] = {}
     """Metric with a closed form -> multiplier -> its prior in place of the shipped one."""
     residuals: dict[str, tuple[LearnedResidual, ...]] = {}
-    """Metric with a closed form -> what earlier trials show of its residual."""
+    """Metric with a closed form -> residuals of earlier trials."""
     ways: tuple[LearnedWays, ...] = ()
-    """How probable each combination of ways is that the space does not declare; none if trials measured peaks."""
+    """Probability of each combination of undeclared ways; empty if trials measured peaks."""
     odds: dict[str, float] = {}
     """Metric -> log odds, before any trial, that these priors hold for the next search rather than the shipped ones."""
 

@@ -25,9 +25,10 @@ from cclsearch.stats.closed_form import ClosedForm, Loads, MemoryHypothesis, Pre
 from cclsearch.stats.kernel import Features, read_features
 
 DIGITS = 4
-"""Of a log multiplier in `search.yaml`."""
+"""Digits of a log multiplier in `search.yaml`."""
+# A proposal takes longer with more.
 MAX_RESIDUALS = 100
-"""Of earlier trials that a search keeps, those of the most similar jobs first: a proposal takes longer with more."""
+"""Number of earlier trials whose residuals a search keeps, the most similar jobs first."""
 SAME_MODEL, OTHER = 0.15, 2.0
 """Variance of a multiplier that belongs to an earlier search alone, relative to the prior's, if its trials have several
 loads: of a search of the same model, and of another. Prediction errors of servers differ more between models (about
@@ -47,25 +48,25 @@ class _Known:
     """Over the trials' configurations, one row each in their order."""
     trials: Sequence[Observation]
     configs: Sequence[Config]
-    """Of the trials, in the knobs that all searches have in common."""
+    """Configurations of the trials, in the knobs that all searches have in common."""
     features: Features
-    """Of the trials, in coordinates that all searches have in common."""
+    """Features of the trials, in coordinates that all searches have in common."""
     num_accelerators: int
     is_same_model: bool
 
     def fit(self, model: ParametricModel, features: Features, evidence: CalibrationData, **more: Any) -> EarlierFit:
-        """Return what its trials measured of a metric."""
+        """Return the measurements of its trials of a metric."""
         return EarlierFit(model, features, evidence, num_accelerators=self.num_accelerators, index=self.index, **more)
 
 
 def learn_knowledge(
     card: Card, predictor: Predictor, searches: Trials, predict: Predict | None = None, *, with_odds: bool = True
 ) -> EarlierKnowledge:
-    """Return what these searches leave to the next, of this card; `predictor` is that of the next search.
+    """Return the knowledge of these searches for the next, of this card; `predictor` is the next search's.
 
-    `predict` returns the predictor of an earlier search's card over its trials: by default that of the card's task.
-    Loads of the same model say more than those of another.
+    `predict` returns the predictor of an earlier search's card over its trials: by default the card's task's.
     """
+    # Loads of the same model say more than another model's.
     known, size = _predict_all(searches, predict or ask_predictor, card.family), card.hardware.num_accelerators
     memory = predictor.memory
     each = [(form, _find_prior(predictor, m), _list_fits(m, known)) for m, form in predictor.forms.items()]
@@ -87,7 +88,7 @@ def learn_knowledge(
 
 
 def _find_prior(predictor: Predictor, metric: str) -> Prior:
-    """Return the prior of a metric's multipliers: where trials have several loads, that of other work's loads."""
+    """Return the prior of a metric's multipliers: if trials have several loads, the prior for other work's loads."""
     transfer = {} if predictor.loads is None else predictor.loads.transfer
     return transfer.get(metric, predictor.forms[metric].prior)
 
@@ -113,7 +114,7 @@ def _predict_all(searches: Trials, predict: Predict, family: str) -> Sequence[_K
 
 
 def _list_fits(metric: str, known: Sequence[_Known]) -> list[EarlierFit]:
-    """Return what each search measured of the metric, of those that measured it."""
+    """Return each search's measurements of the metric; searches without any are left out."""
     forms = [(one.predictor.forms.get(metric), one) for one in known]
     return [fit for own, one in forms if own and (fit := _fit_measured(own, one))]
 
@@ -133,7 +134,7 @@ def _trials_space(trials: Sequence[Observation], names: Sequence[str]) -> Space:
 
 
 def _fit_measured(form: ClosedForm, one: _Known) -> EarlierFit | None:
-    """Return what the trials measured of a metric; None if none did."""
+    """Return the trials' measurements of a metric; None if there are none."""
     name, loads, trials = form.metric.name, one.predictor.loads, one.trials
     if loads is not None and name in loads.transfer and (of_loads := _fit_loads(form, loads, one)):
         return of_loads
@@ -148,7 +149,7 @@ def _fit_measured(form: ClosedForm, one: _Known) -> EarlierFit | None:
 
 
 def _fit_loads(form: ClosedForm, loads: Loads, one: _Known) -> EarlierFit | None:
-    """Return what each load of the trials measured of a metric; None if no trial measured several loads."""
+    """Return the measurements of each load of the trials; None if no trial measured several loads."""
     name = form.metric.name
     found = [
         (n, load[loads.metric], load[name])
@@ -178,7 +179,7 @@ def _fit_loads(form: ClosedForm, loads: Loads, one: _Known) -> EarlierFit | None
 
 
 def _has_peak(trials: Sequence[Observation]) -> bool:
-    """Whether a trial measured its peak: what only fitted or did not says too little about any part of the memory."""
+    """Whether a trial measured its peak: whether others fitted shows too little about any part of the memory."""
     return any(o.failure is None and o.metrics.get(PEAK_MEMORY) for o in trials)
 
 
@@ -191,11 +192,9 @@ def _fit_memory(one: _Known) -> EarlierFit:
 
 
 def _weigh_combinations(predictor: Predictor, known: Sequence[_Known]) -> tuple[LearnedWays, ...]:
-    """Return how probable each combination of undeclared ways is after these searches, which show what fits.
-
-    It is a property of the framework, but an option of a run may change it: the share `OWN_SHARE` of the probability
-    stays as before.
-    """
+    """Return the probability of each combination of undeclared ways after these searches, which show what fits."""
+    # It is a property of the framework, but an option of a run may change it: the share `OWN_SHARE` of the probability
+    # stays as before.
     if predictor.memory is None or len(predictor.memory.undeclared) == 0:
         return ()
     prior = {ways: log_prior for ways, (log_prior, _) in weigh_combinations(predictor, ()).items()}
@@ -223,7 +222,7 @@ def _agree(ways: MemoryHypothesis, others: MemoryHypothesis) -> bool:
 def _learn(
     form: ClosedForm, fits: Sequence[EarlierFit], before: Prior, num_accelerators: int
 ) -> tuple[dict[str, LearnedPrior], tuple[LearnedResidual, ...]]:
-    """Return the priors that the fits leave of one before them, and what they show of the residual."""
+    """Return the priors that the fits leave of an earlier prior, and the residuals that they show."""
     if not fits:
         return {}, ()
     prior: Prior = transfer_prior(before, fits, num_accelerators)

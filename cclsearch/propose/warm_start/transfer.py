@@ -1,9 +1,9 @@
-"""What earlier searches on the same cluster and framework say about the multipliers of a closed form of other work.
+"""Multipliers of a closed form of other work, from earlier searches on the same cluster and framework.
 
-A hierarchical model: the multipliers of a framework on a cluster are drawn from the prior, and those of each search
-from a normal around them, since no closed form fits two models in the same way (Gelman et al. 2013, section 5.4). All
-searches are calibrated together; the multipliers of the framework on the cluster, with the spread between searches
-added, are the prior of the next search.
+A hierarchical model: the multipliers of a framework on a cluster are drawn from the prior, and each search's from a
+normal around them, since no closed form fits two models in the same way (Gelman et al. 2013, section 5.4). All searches
+are calibrated together; the multipliers of the framework on the cluster, with the spread between searches added, are
+the prior of the next search.
 """
 
 from __future__ import annotations
@@ -23,36 +23,38 @@ OWN_SHARE = 0.35
 """Share of the prior variance of a log multiplier, and of the residual, that differs between searches on one cluster
 with one framework; as much again changes with each doubling of the number of accelerators."""
 NUM_FIRST = 5
-"""Trials of a search that earlier ones should predict: afterwards its own trials say more."""
+"""Number of a search's first trials that earlier searches should predict: afterwards its own trials say more."""
+# A factor of 20.
 MAX_GAIN = 3.0
-"""What one search may say for or against the others, in log units: a factor of 20."""
+"""Largest evidence of one search for or against the others, in log units."""
+# Trials that disagree with each other move the multipliers little; at the prior's noise, one slow run moved them all.
 DOUBTS = ((1.0, 1.0), (3.0, 2.0), (10.0, 4.0))
-"""How noisy trials may be, and how far the closed form may be off, relative to the prior: the evidence weighs these.
-Trials that disagree with each other move the multipliers little; at the prior's noise, one slow run moved them all."""
+"""Noise of trials, and error of the closed form, relative to the prior: the evidence weighs these."""
 NOISE_PENALTY = 0.2
-"""What a doubt loses in log evidence for each log unit of noise above the prior's."""
+"""Loss of a doubt in log evidence for each log unit of noise above the prior's."""
 ROUNDED = 12
 """Digits to which log multipliers are compared."""
 
 
 @dataclass(frozen=True, eq=False)
 class EarlierFit:
-    """The closed form of one earlier search at its trials, and what they measured."""
+    """The closed form of one earlier search at its trials, and their measurements."""
 
     model: ParametricModel
-    """Of the rows of `features`."""
+    """Model of the rows of `features`."""
     features: Features
-    """In coordinates that all searches have in common."""
+    """Features in coordinates that all searches have in common."""
     evidence: CalibrationData
     """One observation for each row, in their order."""
     own_share: float | None = None
-    """Variance of a multiplier that this search has for itself, relative to the prior's, and its residual is its own.
-    None: `OWN_SHARE`, and more by its number of accelerators."""
+    """Variance of a multiplier's own part in this search, relative to the prior's; its residual is its own then. None:
+    `OWN_SHARE`, and more by its number of accelerators.
+    """
     num_accelerators: int = 1
     index: int = 0
     """Its position among the searches."""
     configs: Sequence[Config] = ()
-    """Of the rows, if what they show of the residual is kept."""
+    """Configurations of the rows, if their residuals are kept."""
 
     @property
     def share(self) -> float:
@@ -65,10 +67,10 @@ class EarlierFit:
 
 
 def load_jobs(shares_J: Array, doublings_J: Array) -> Array:
-    """Return the loadings of jobs, so many doublings of accelerators from the next job, on what they differ in.
+    """Return the loadings of jobs, so many doublings of accelerators from the next job, on their differences.
 
-    Column 0 is what all jobs have in common, column 1 what the next job, `load_next`, has alone, then what each has
-    alone, with these shares; the others are steps of a random walk over the number of accelerators, `find_steps`.
+    Column 0 is the part common to all jobs, column 1 the part of the next job, `load_next`, alone, then each job's own
+    part, with these shares; the others are steps of a random walk over the number of accelerators, `find_steps`.
     """
     passed_JS, length_S = find_steps(doublings_J)
     first = np.tile([np.sqrt(1 - OWN_SHARE), 0.0], (len(shares_J), 1))
@@ -76,11 +78,9 @@ def load_jobs(shares_J: Array, doublings_J: Array) -> Array:
 
 
 def find_steps(doublings_J: Array) -> tuple[Array, Array]:
-    """(J, S) whether each of S steps lies between the next job and each job, and (S,) their lengths, in doublings.
-
-    So jobs far from the next on the same side have in common how they differ from it, and however many they are, they
-    do not show what it is like.
-    """
+    """(J, S) whether each of S steps is between the next job and each job, and (S,) their lengths, in doublings."""
+    # So jobs far from the next on the same side share their difference from it, and any number of them do not show what
+    # it is like.
     edges = np.unique([0.0, *doublings_J])
     low_S, high_S = edges[:-1], edges[1:]
     passed_JS = np.where(low_S >= 0, doublings_J[:, None] >= high_S, doublings_J[:, None] <= low_S)
@@ -95,7 +95,7 @@ def load_next(num_rows: int, num_columns: int) -> Array:
 def transfer_prior(prior: Prior, searches: Sequence[EarlierFit], num_accelerators: int = 1) -> Prior:
     """Return the prior of the next search on the same cluster with the same framework, on so many accelerators.
 
-    Means and widths change, and what is known of the residual is added: its features have the loadings of `load_jobs`.
+    Means and widths change, and the knowledge of the residual is added: its features have the loadings of `load_jobs`.
     """
     size = len(prior.mean_P)
     shares_J = np.array([search.share for search in searches])

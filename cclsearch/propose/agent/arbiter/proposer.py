@@ -32,7 +32,7 @@ from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, De
 MAX_MOVES = 8
 """Moves and revisions within one call: seeds, llm, a revision, fallback, back and another revision at most."""
 CLOSE_S = 2.0
-"""How long the end of a search waits for a turn in the background."""
+"""Seconds that the end of a search waits for a turn in the background."""
 STOPPED_S = 0.1
 """The same once the user asked to stop, and how long a turn runs on before that is noticed."""
 
@@ -68,8 +68,9 @@ class Arbiter(Proposer):
         self._events: list[ProposerEvent] = []
         self._ending: str | None = None
         self._background: Future[TurnOutcome] | None = None
+        # Its decision would rest on older evidence.
         self._is_stale = False
-        """Whether the LLM was suspended since that turn began: its decision would rest on older evidence."""
+        """Whether the LLM was suspended since that turn began."""
         self._is_first_call = True
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
@@ -192,7 +193,7 @@ class Arbiter(Proposer):
         return outcome
 
     def _collect(self, wait_s: float) -> TurnOutcome | None:
-        """The outcome of the turn in the background; None while it runs. Raises what the turn raised."""
+        """Return the outcome of the turn in the background; None while it runs. Raises the turn's own error."""
         background = self._background
         if background is None or not wait([background], wait_s).done:
             return None
@@ -236,7 +237,8 @@ class Arbiter(Proposer):
         )
 
     def _turn_is_recent(self, view: SearchView) -> bool:
-        """Whether the latest turn came after the last move: a stall drops the queue."""
+        """Whether the latest turn came after the last move."""
+        # A stall drops the queue.
         for event in reversed(view.events):
             if isinstance(event, ArbiterMove | LlmTurn):
                 return isinstance(event, LlmTurn)
@@ -277,7 +279,7 @@ class Arbiter(Proposer):
         self._events.append(write_move(before, after))
 
     def _describe_dropped(self, view: SearchView, before: ArbiterState) -> str:
-        """Which configurations in the LLM's queue a move drops, in words; empty if none."""
+        """Describe the configurations in the LLM's queue that a move drops; empty if none."""
         queued = find_queued(view) if before.phase is ArbiterPhase.LLM and self._turn_is_recent(view) else None
         if queued is None:
             return ""
@@ -292,7 +294,7 @@ class Arbiter(Proposer):
 
 
 def _asks_again(event: ProposerEvent) -> bool:
-    """Whether the arbiter decides once more after this event: it moved, or the model revised what it believes."""
+    """Whether the arbiter decides once more after this event: it moved, or the model revised its beliefs."""
     return isinstance(event, ArbiterMove) or (isinstance(event, LlmTurn) and event.decision is DecisionKind.REVISE)
 
 

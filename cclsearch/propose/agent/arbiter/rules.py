@@ -1,4 +1,4 @@
-"""When the LLM's trials show a stall, and how often it may still overrule the surrogate."""
+"""Decide when the LLM's trials show a stall, and how often it may still overrule the surrogate."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterState, LlmTurn, SubmittedConfig
 
 CREDIBLE = 0.5
-"""Share of the surrogate's error that the LLM's error is at most, for a trial whose outcome it knew better."""
+"""Largest ratio of the LLM's error to the surrogate's for a trial whose outcome the LLM knew better."""
+# The same bound as `outlook` has for suspicious trials.
 OUTLIER_SDS = 4.0
-"""A result so many standard deviations worse than the surrogate predicted is the surrogate's error, as `outlook` has
-it for suspicious trials."""
+"""Standard deviations above the surrogate's prediction from which a result is the surrogate's error."""
 
 
 class ArbiterSettings(Model):
     """The arbiter's thresholds, chosen over all simulated models of `benchmarks/agent.py`."""
 
     num_seeds: int = 2
+    # One turn may submit three trials: so one turn of three, three turns of one and a turn that is cut are the same.
     patience: int = 3
-    """Trials in a row, of turns without an improvement beyond the noise, that suspend the LLM: what one turn may
-    submit, so that one turn of three, three turns of one and a turn that is cut are the same. Some count less, see
-    `weigh`."""
+    """Trials in a row, of turns without an improvement beyond the noise, that suspend the LLM; some count less, see
+    `weigh`.
+    """
     patience_after_gain: int = 6
     """The same after a turn that improved the best."""
     patience_limited: int = 1
@@ -43,8 +44,9 @@ class ArbiterSettings(Model):
     explore_share: float = 0.25
     """The fallback explores for at most this share of the budget left, and for at least one trial."""
     overrules: int = 1
-    """How often the LLM may overrule the surrogate before one overrule has improved the best; after that, it chooses
-    among the configurations that are free."""
+    """Overrules of the surrogate that the LLM has before one of them improved the best; afterwards it chooses among the
+    free configurations.
+    """
     max_queue: int = 3
     """Configurations that one turn may submit if trials run one after another."""
 
@@ -119,19 +121,19 @@ def _is_credible(view: SearchView, o: Observation, item: SubmittedConfig, noise:
 
 @dataclass(frozen=True)
 class StallCount:
-    """How far the LLM is from a stall."""
+    """Distance of the LLM from a stall."""
 
     idle: tuple[LlmTrial, ...]
     """Its latest trials, oldest first, of turns that did not improve the best."""
     weights: tuple[tuple[float, str], ...]
-    """How much each of them counts, and why, in words."""
+    """Weight of each trial, and the reason, in words."""
     patience: int
-    """What their sum reaches at a stall."""
+    """Sum of the weights at a stall."""
     is_limited: bool
 
     @property
     def total(self) -> float:
-        """The sum of what they count."""
+        """Sum of the weights."""
         return sum(weight for weight, _ in self.weights)
 
     @property
@@ -140,7 +142,7 @@ class StallCount:
         return max(1, math.ceil(self.patience - self.total))
 
     def describe(self) -> str:
-        """The standing in a line."""
+        """Return the distance from a stall in a line."""
         since = " since your stall" if self.is_limited else ""
         text = f"your trials in turns that did not improve the best{since}: they count {self.total:g} of the "
         text += f"{self.patience} that make a stall"
@@ -150,7 +152,7 @@ class StallCount:
 
 
 def find_standing(view: SearchView, state: ArbiterState, rules: ArbiterSettings) -> StallCount:
-    """How far the LLM is from a stall, by its trials since it took over.
+    """Return the LLM's distance from a stall, by its trials since it took over.
 
     A turn is judged as a unit: it improved if one of its trials did.
     """
@@ -168,10 +170,10 @@ def find_standing(view: SearchView, state: ArbiterState, rules: ArbiterSettings)
 
 
 def weigh(trial: LlmTrial, *, spared: bool) -> tuple[float, str]:
-    """How much a trial of a turn without an improvement counts, and why, in words; `spared`: one counts nothing yet.
-
-    What the surrogate itself mispredicted, or would have run as well, says little about the LLM's judgement.
+    """Return the weight of a trial of a turn without an improvement, and the reason; `spared`: one still counts
+    nothing.
     """
+    # A trial that the surrogate mispredicted too, or would have run as well, says little about the LLM's judgement.
     if is_outlier(trial):
         why = "the surrogate too found it promising and was far off"
         return (0.5, why) if spared else (0.0, why)
@@ -185,7 +187,7 @@ def weigh(trial: LlmTrial, *, spared: bool) -> tuple[float, str]:
 
 
 def is_outlier(trial: LlmTrial) -> bool:
-    """Whether one of the surrogate's own promising configurations came out far worse than it predicted."""
+    """Whether one of the surrogate's own promising configurations came out far worse than predicted."""
     item, o = trial.item, trial.observation
     if not item.is_promising or item.predicted_sd is None:
         return False
@@ -220,7 +222,7 @@ def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) ->
 
 
 def _is_running(view: SearchView, turn: int) -> bool:
-    """Whether something that this turn submitted is queued or running."""
+    """Whether a configuration from this turn is queued or running."""
     submitted = [item for past in past_turns(view.events) if past.root == turn for item in past.submitted]
     running = any(view.space.row(item.config) in view.pending for item in submitted)
     queued = find_queued(view)
@@ -234,7 +236,7 @@ def is_limited(view: SearchView, state: ArbiterState) -> bool:
 
 
 def overrules_left(view: SearchView, rules: ArbiterSettings) -> int:
-    """How often the LLM may still overrule the surrogate; each overrule that improved the best adds two."""
+    """Return how often the LLM may still overrule the surrogate; each overrule that improved the best adds two."""
     num_improved = sum(t.item.is_overrule and t.improved for t in find_llm_trials(view))
     return rules.overrules + 2 * num_improved - len(find_llm_rows(view, overrules=True))
 
@@ -254,7 +256,7 @@ def is_repeat_open(view: SearchView, row: int) -> bool:
 
 
 def find_queued(view: SearchView) -> tuple[LlmTurn, list[SubmittedConfig]] | None:
-    """The latest turn and those of its submissions that are neither measured nor running; None if there are none."""
+    """Return the latest turn with its submissions that are neither measured nor running; None if there are none."""
     turns = past_turns(view.events)
     if not turns:
         return None

@@ -26,8 +26,9 @@ ALLOWED = {
     ArbiterPhase.FINISHED: {ArbiterPhase.LLM, ArbiterPhase.FALLBACK, ArbiterPhase.OFF},
 }
 """Phase -> phases that may follow."""
+# A later session with the key ignores it.
 NO_KEY = "no key"
-"""The cause of `off` in a session without a key, which a later session with the key ignores."""
+"""The cause of `off` in a session without a key."""
 MAX_MOVES_SHOWN = 30
 
 
@@ -43,7 +44,7 @@ def read_state(view: SearchView, *, with_llm: bool = True) -> ArbiterState:
 
 
 def write_move(before: ArbiterState, after: ArbiterState) -> ArbiterMove:
-    """The event of a move, for the ledger; raises ValueError if `ALLOWED` forbids the move, which is a bug."""
+    """Return the event of a move, for the ledger; raises ValueError if `ALLOWED` forbids the move, which is a bug."""
     if after.phase not in ALLOWED[before.phase]:
         raise ValueError(f"the arbiter cannot move from {before.phase.value} to {after.phase.value}")
     return ArbiterMove(before=before.phase, after=after, text=after.describe())

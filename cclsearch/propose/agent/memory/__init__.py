@@ -1,1 +1,1 @@
-"""Reads what earlier turns left: events, insights, evidence and records on disk."""
+"""Read the results of earlier turns: events, insights, evidence and records on disk."""

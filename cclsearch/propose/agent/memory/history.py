@@ -22,7 +22,7 @@ def total_cost(turns: Iterable[LlmTurn]) -> Cost:
 
 
 def drop_decision(turn: LlmTurn, why: str) -> LlmTurn:
-    """A turn without its decision; its cost and what it learned are kept."""
+    """Return a turn without its decision; its cost and its lessons stay."""
     text = one_line(f"{why}: {turn.text}", 500)
     none: dict[str, object] = {"decision": DecisionKind.NONE, "submitted": (), "adds": {}, "policy": None}
     return turn.model_copy(update={"text": text, **none})
@@ -54,7 +54,7 @@ def last_insights(view: SearchView, count: int = 6) -> list[LlmTurn]:
 
 
 def just_revised(view: SearchView) -> bool:
-    """Whether the latest turn revised what it believes, and no trial has finished since."""
+    """Whether the latest turn revised its beliefs, and no trial has finished since."""
     turns = past_turns(view.events)
     return bool(turns) and turns[-1].decision is DecisionKind.REVISE and turns[-1].num_seen == len(view.observations)
 

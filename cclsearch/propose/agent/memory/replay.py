@@ -37,7 +37,7 @@ class ReplayedTurn:
 
 
 def replay_turns(folder: Path, make_table: MakeSurrogateTable = make_surrogate_table) -> list[ReplayedTurn]:
-    """All turns of a run folder, decided again from their records; raises UserError if a record cannot be read.
+    """Decide all turns of a run folder again from their records; raises UserError if a record cannot be read.
 
     `make_table` serves records of older versions, which do not contain the surrogate's table.
     """

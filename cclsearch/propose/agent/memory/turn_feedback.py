@@ -1,4 +1,4 @@
-"""What the model has learned and sends with a decision: insight, beliefs, doubts, and what it withdraws."""
+"""Read the lessons that the model sends with a decision: insight, beliefs, doubts, and withdrawals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _name_some(items: list[object]) -> str:
 
 
 def changes_figures(lessons: Mapping[str, Any]) -> bool:
-    """Whether the surrogate predicts otherwise with these lessons: an insight is for the model alone."""
+    """Whether the surrogate predicts otherwise with these lessons; an insight is for the model alone."""
     return any(value for name, value in lessons.items() if name != "insight")
 
 

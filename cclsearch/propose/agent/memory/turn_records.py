@@ -1,4 +1,4 @@
-"""Turns on disk: `turns/0007.json` keeps what a turn was shown and what the provider answered, for a replay."""
+"""Turns on disk: `turns/0007.json` keeps a turn's input and the provider's answers, for a replay."""
 
 from __future__ import annotations
 
@@ -87,26 +87,28 @@ class TurnRecord(Model):
     max_submitted: int
     overrules_left: int
     standing: str = ""
-    """How far the model was from a stall, as the prompt said it."""
+    """The model's distance from a stall, as in the prompt."""
+    # Computed later, or on another machine, it may differ.
     look: SurrogateTable | None = None
-    """The surrogate's table at the time of the turn; computed later, or on another machine, it may differ. None in
-    records of older versions, for which a replay computes it."""
+    """The surrogate's table at the time of the turn. None in records of older versions, for which a replay computes it.
+    """
     look_with_beliefs: SurrogateTable | None = None
-    """The same with the beliefs of a request to finish, by which it was judged."""
+    """The same with the beliefs of a request to finish, which the search judged by it."""
     evidence: dict[int, TrialEvidence] = {}
     program: str | None = None
     program_note: str = ""
     explanations: dict[str, tuple[str, ...]] = {}
     """Configuration's digest -> the rules that it violates."""
     limits: LlmLimits = LlmLimits()
+    # The price list may have changed since.
     price: Price | None = None
-    """Price of the model, if it was known; the price list may have changed since."""
+    """Price of the model, if known."""
     max_seconds: float = 600.0
     """Time limit of the turn."""
     spent: Cost = Cost()
     """Cost of earlier turns."""
     growths: int = 0
-    """How often the search space had grown: each growth has a context of its own."""
+    """Number of earlier growths of the search space: each growth has a context of its own."""
     extension: ExtensionRecord = ExtensionRecord()
     system: str
     user: str

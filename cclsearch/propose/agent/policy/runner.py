@@ -32,7 +32,7 @@ class PolicyChoice:
 
     config: Config | None
     problem: str = ""
-    """Why there is no configuration, for the program's author."""
+    """Reason why there is no configuration, for the program's author."""
     note: str = ""
     """Knobs that were left out or filled in."""
     named: Config | None = None

@@ -47,9 +47,9 @@ def parse(program: str) -> ast.Module | None:
 
 
 def prepare(program: str, tree: ast.Module | None) -> str:
-    """The program as if it were imported, changed so that `next(x for x in y)` gets an iterator.
+    """Return the program as for an import, changed so that `next(x for x in y)` gets an iterator.
 
-    Code under `if __name__ == "__main__":` is left out, as in an import; line numbers stay the same.
+    Code under `if __name__ == "__main__":` is left out; line numbers stay the same.
     """
     if tree is None:
         return program
@@ -73,7 +73,8 @@ def prepare(program: str, tree: ast.Module | None) -> str:
 
 
 def _nodes_in_place(tree: ast.Module) -> Iterator[ast.AST]:
-    """All nodes except those inside f-strings, whose positions Python 3.11 does not give."""
+    """Yield all nodes except those inside f-strings."""
+    # Python 3.11 gives no positions inside f-strings.
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -99,7 +100,7 @@ def _asks_for_main(statement: ast.stmt) -> bool:
 
 
 def lacks_generate_config(tree: ast.Module | None) -> bool:
-    """Whether nothing in the module is called `generate_config`; False if there is no tree, as the run will show it."""
+    """Whether the module defines no `generate_config`; False without a tree, as the run will show it."""
     if tree is None:
         return False
     found = (getattr(node, name, "") for node in ast.walk(tree) for name in ("name", "id", "asname"))

@@ -44,7 +44,7 @@ class PolicyStore:
         return version
 
     def best(self, view: SearchView, seed: str) -> tuple[str, str]:
-        """The program whose configuration measured best so far, with a note that names it; before one has, the seed."""
+        """Return the program whose configuration measured best, with a note that names it; before any has, the seed."""
         losses = {o.config.digest: o.loss for o in view.observations if o.loss is not None}
         scored = [
             (losses[item.config.digest], turn.policy)

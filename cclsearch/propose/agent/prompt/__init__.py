@@ -1,1 +1,1 @@
-"""Writes what the LLM reads before it decides."""
+"""Write the LLM's input before it decides."""

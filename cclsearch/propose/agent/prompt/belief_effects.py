@@ -1,4 +1,4 @@
-"""What the beliefs and doubts of the model's latest turn changed in the surrogate's predictions, in words."""
+"""Describe how the beliefs and doubts of the model's latest turn changed the surrogate's predictions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Floats = NDArray[np.float64]
 
 
 def describe_effects(view: SearchView, posterior: CandidatePosterior) -> dict[str, str]:
-    """Return each belief and each doubted trial (`trial 3`) of the latest turn -> what all of them together changed.
+    """Return each belief and doubted trial (`trial 3`) of the latest turn -> the change by all of them together.
 
-    They are compared with a fit without this turn's. A belief about a value that every measured trial has also lowers
-    the level of all others: what was measured stays.
+    The predictions are compared with a fit without this turn's. A belief about a value that every measured trial has
+    also lowers the level of all others: measurements stay.
     """
     turns = past_turns(view.events)
     named = turns[-1].beliefs.keys() & collect_hints(view).keys() if turns else set()
@@ -49,7 +49,7 @@ def describe_effects(view: SearchView, posterior: CandidatePosterior) -> dict[st
 
 
 def _compare(view: SearchView, rows: NDArray[np.int64], ratio_m: Floats, value: tuple[int, int], what: str) -> str:
-    """What changed for the candidates with a value, in effect, and for the others."""
+    """Return the change for candidates with a value, in effect, and for the others."""
     column, code = value
     has_N = (view.space.codes_NK[:, column] == code) & ~view.space.is_idle_N(column)
     own, others = ratio_m[has_N[rows]], ratio_m[~has_N[rows]]

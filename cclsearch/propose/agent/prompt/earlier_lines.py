@@ -1,4 +1,4 @@
-"""What the LLM reads of earlier searches on the same cluster with the same framework."""
+"""Describe earlier searches on the same cluster with the same framework for the LLM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cclsearch.propose.bayes.prior_hints import name_part
 
 
 def earlier_lines(view: SearchView, *, anonymous: bool) -> list[str]:
-    """Return what earlier LLMs wrote, each with its origin; without names if the prompt must not name origins."""
+    """Return the insights of earlier LLMs, each with its origin; without names if the prompt must not name origins."""
     if view.earlier is None or not view.earlier.has_insights:
         return []
     lines = []

@@ -1,4 +1,4 @@
-"""What changing one knob alone did between trials, which values no trial has had, and in how many knobs rows differ."""
+"""Effects of one knob alone between trials, untested values, and the number of knobs in which rows differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cclsearch.space.knobs import canonical_name, list_degrees
 from cclsearch.space.table import Space
 
 MAX_PAIRS = 3
-"""Pairs of one knob that are shown: those whose trials are best."""
+"""Number of shown pairs of one knob, those with the best trials first."""
 MAX_TRIALS = 40
 """Trials that are compared with each other: the best ones."""
 LAYOUT = "degrees of parallelism"
@@ -23,7 +23,7 @@ LAYOUT = "degrees of parallelism"
 
 
 def change_lines(view: SearchView) -> list[str]:
-    """Return what each knob alone did between pairs of trials, a line each."""
+    """Return the effect of each knob alone between pairs of trials, a line each."""
     measured = [o for o in view.observations if o.row is not None and o.value(view.primary.name)]
     if not measured:
         return []
@@ -37,7 +37,7 @@ def change_lines(view: SearchView) -> list[str]:
 
 
 def _find_change(view: SearchView, row: int, other: int) -> str:
-    """The knob in which two rows differ, `LAYOUT` if in degrees alone; empty if in more, or in none."""
+    """Return the knob in which two rows differ, `LAYOUT` if only in degrees; empty if in more, or in none."""
     space = view.space
     differing = (space.masked_NK[row] != space.masked_NK[other]).nonzero()[0]
     names = {_name(space.knobs[column].name) for column in differing}

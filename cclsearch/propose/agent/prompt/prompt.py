@@ -53,7 +53,7 @@ from cclsearch.propose.events import ArbiterMove, LlmMode, find_withdrawn
 from cclsearch.space.table import RECORDED_RULES, Space
 
 ENVELOPE_BYTES = 1400
-"""What a provider's protocol adds to a request of many calls, at most."""
+"""Largest addition of a provider's protocol to a request of many calls."""
 MAX_PROMPT_BYTES = MAX_BODY_BYTES - ENVELOPE_BYTES
 """Bytes of one whole request: system, tools, and all messages of the turn."""
 RESERVED_BYTES = {LlmMode.CONFIGS: 10_000, LlmMode.POLICY: 12_000}
@@ -77,7 +77,7 @@ UNLIMITED = 10**6
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """How a prompt is written."""
+    """Options of a prompt."""
 
     mode: LlmMode = LlmMode.CONFIGS
     anonymous: bool = False
@@ -102,16 +102,16 @@ class PromptInput:
     table: SurrogateTable
     slots: int
     evidence: dict[int, TrialEvidence] = field(default_factory=dict)
-    """Evidence by trial, of the best trial and of the last, which the prompt shows without a look-up."""
+    """Evidence of the best and of the last trial, which the prompt shows without a look-up, by trial."""
     program: str | None = None
     """The best policy program so far, in `policy` mode."""
     program_note: str = ""
     offers: tuple[str, ...] = ()
-    """What may be added to the search space, one line each."""
+    """Possible additions to the search space, one line each."""
     overrules_left: int = 1
     """Credit: how many configurations that are not free may still be submitted."""
     standing: str = ""
-    """How far the model is from a stall, in words."""
+    """The model's distance from a stall, in words."""
 
 
 def write_turn_prompt(prompt_input: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
@@ -173,7 +173,7 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
 
 
 def _describe_columns(view: SearchView) -> list[str]:
-    """What the columns of the tables are that every task has."""
+    """Describe the columns that the tables of every task have."""
     memory = [] if view.predictor.memory is None else [WORDS["columns"]["memory"]]
     wins = WORDS["columns"]["wins"].format(layout=f", {LAYOUT} as one" if has_degrees(view.space) else "")
     return [WORDS["columns"]["predicted"].format(metric=view.primary.column), *memory, wins]
@@ -225,7 +225,7 @@ def _describe_knobs(view: SearchView) -> str:
 
 
 def _describe_size(space: Space) -> str:
-    """How many configurations exist; of a recording, that the others of the grid do not."""
+    """Return how many configurations exist; for a recording, say that the rest of the grid does not."""
     if space.rules == RECORDED_RULES:
         grid = math.prod(len(knob.choices) for knob in space.knobs)
         if len(space) == grid:
@@ -239,7 +239,7 @@ def _describe_size(space: Space) -> str:
 
 
 def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: int) -> list[Section]:
-    """All sections that have content; diagnosis and program, which cannot be cut by lines, get shares of the limit."""
+    """Return all sections with content; the uncuttable diagnosis and program get shares of the limit."""
     view, table = prompt_input.view, prompt_input.table
     noise, facts = improvement_threshold(view), read_row_facts(view)
     sections = [
@@ -314,7 +314,7 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
 
 
 def _broken_off_lines(view: SearchView) -> list[str]:
-    """That the model may choose the rest of its turn anew, and what was to run; empty if no turn is broken off."""
+    """Tell the model to choose the rest of its turn anew, with its queue; empty if no turn ended early."""
     broken = find_broken_off(view)
     if broken is None:
         return []

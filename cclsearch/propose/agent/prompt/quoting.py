@@ -23,7 +23,7 @@ def quote_untrusted(text: str, limit_bytes: int = 1200) -> str:
 
 
 def quote_untrusted_end(text: str, limit_bytes: int = 1200) -> str:
-    """The same for a log, whose end matters most: its beginning is cut."""
+    """Quote the end of a text, such as a log, whose end matters most: its beginning is cut."""
     safe = plain(redact(text)).strip()
     return _mark(safe, safe.encode()[-limit_bytes:].decode(errors="ignore"))
 

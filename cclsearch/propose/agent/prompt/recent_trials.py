@@ -1,4 +1,4 @@
-"""The latest trials beside what was predicted of them, and what the surrogate would run next and why, in lines."""
+"""Describe the latest trials beside their predictions, and the surrogate's next choice with its reasons, in lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cclsearch.stats.closed_form import Prediction, predict_space
 NUM_REVIEWED = 3
 """Latest trials that are compared with predictions: each needs a fit without it."""
 MIN_MEASURED = 2
-"""Trials with the metric from which on one of them is predicted from the others."""
+"""Number of measured trials from which each is predicted from the others."""
 NUM_DIFFERENCES = 3
 """Parts of the closed form that explain why one configuration is predicted better than another."""
 
@@ -52,7 +52,9 @@ def _review(view: SearchView, posterior: CandidatePosterior, prediction: Predict
 def _describe_next(
     view: SearchView, posterior: CandidatePosterior, prediction: Prediction | None, order: Sequence[int]
 ) -> list[str]:
-    """The surrogate's next choice, its gain and its chance, and which parts make it better than the best trial."""
+    """Describe the surrogate's next choice, its gain and its chance, and the parts that make it better than the best
+    trial.
+    """
     where = {int(row): m for m, row in enumerate(posterior.rows_m)}
     if not order or order[0] not in where:
         return []

@@ -1,4 +1,4 @@
-"""What a configuration's row says before any trial: figures of the task, and the closed form with its parts."""
+"""Facts about a configuration's row before any trial: figures of the task, and the closed form with its parts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cclsearch.stats.kernel import Array
 NUM_PARTS = 4
 """Largest parts that a list of parts names; the others are one sum."""
 MIN_DIFFERENCE = 0.01
-"""Part of the largest difference below which a part is not named."""
+"""Share of the largest difference below which a part is not named."""
 MAX_DIFFERENCES = 8
-"""Parts of which `compare` names the difference, the largest first."""
+"""Number of parts whose difference `compare` names, the largest first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class RowFacts:
         return [*self._derived(), *self.columns]
 
     def figures(self, row: int, value: float | None) -> list[str]:
-        """The figures of a row whose primary metric has this value."""
+        """Return the figures of a row with this value of the primary metric."""
         derived = self.view.predictor.derived
         found = [
             float(derived[name].value(np.array([value]), np.array([row]))[0]) if value else None
@@ -62,7 +62,7 @@ class RowFacts:
         return _name_largest(self.prediction.memory_parts_gib, row, " GiB") if self.prediction else ""
 
     def differences(self, row: int, other: int) -> str:
-        """The parts of the closed form of a row less those of another, in words; empty without one."""
+        """Return the parts of the closed form of a row less another row's, in words; empty without a closed form."""
         return "" if self.prediction is None else compare_parts(self.prediction, row, other, MAX_DIFFERENCES)
 
     def _derived(self) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEFT_OUT_BYTES = 60
-"""Bytes for the line that counts what a section leaves out."""
+"""Size of the line that counts the lines left out of a section."""
 
 
 @dataclass(frozen=True)

@@ -36,19 +36,21 @@ Floats = Annotated[NDArray[np.float64], Packed(np.float64)]
 
 NUM_TOP_ROWS = 12
 NUM_FIRST_CHOICES = 3
-"""The surrogate's first candidates, which it would run itself."""
+"""Number of the surrogate's first candidates, which it would run itself."""
 NUM_PROMISING = 5
 """Number of first candidates, and of the likeliest to win, that the LLM may submit without an overrule."""
 PLAUSIBLE = 0.02
 """A configuration with at least this chance of beating the best by over 1 % is free."""
+# It would almost certainly fail.
 UNLIKELY = 0.01
-"""P(fits) below which a configuration is neither listed nor free: it would almost certainly fail."""
+"""P(fits) below which a configuration is neither listed nor free."""
 MAX_UNSEEN = 2
-"""Failures of a value of a knob that no closed form knows after which the surrogate's judgement of it counts."""
+"""Failures of a value of a knob without a closed form after which the surrogate's judgement of it counts."""
 MIN_NARROWING = 0.05
-"""Part by which the surrogate's spread is narrowed from which on its record says so."""
+"""Narrowing of the surrogate's spread from which its record mentions it."""
+# Repeats of one configuration differ by more.
 MIN_NOISE = 0.01
-"""Relative difference below which two runs are never distinguished: repeats of one configuration differ by more."""
+"""Relative difference below which two runs are never distinguished."""
 LEARNT = "learnt, as factors of the closed form (in brackets the share of the prior variance that trials removed)"
 
 
@@ -70,26 +72,27 @@ class SurrogateTable:
     why: str
     """The reason for `nothing_left`, in one sentence."""
     record: tuple[str, ...] = ()
-    """The accuracy of earlier predictions and what was learned from them, in lines."""
+    """Accuracy of earlier predictions, and lessons from them, in lines."""
     satisfies_N: Floats | None = None
     """Probability that it satisfies the objective's constraints if it succeeds, 0 to 1; None without constraints."""
     wins_N: Floats | None = None
     """Chance that it runs and beats the best by over 1 %, 0 to 1; None before a trial is ranked."""
     unseen_N: Annotated[NDArray[np.bool_], Packed(np.bool_)] | None = None
-    """Whether it has a value of a knob that no closed form knows and with which nothing has run: the surrogate cannot
-    judge it. None in records of older versions."""
+    """Whether a row has a value of a knob without a closed form that has not run yet, so that the surrogate cannot
+    judge it. None in records of older versions.
+    """
     review: tuple[str, ...] = ()
-    """The latest trials beside what was predicted of them, and what the surrogate would run next and why, in lines."""
+    """The latest trials beside their predictions, and the surrogate's next choice with its reasons, in lines."""
     oom_odds: Mapping[int, float] = field(default_factory=dict)
-    """Failed trial whose cause is not known -> probability that memory was the cause."""
+    """Failed trial with an unknown cause -> probability that memory was the cause."""
     first_only: bool = False
     """Whether only the surrogate's first candidates, and the likeliest to win, are free."""
     scatter: str = ""
-    """What the surrogate cannot explain in the measured trials, in words; empty if they are too few to say."""
+    """Scatter of the measured trials that the surrogate cannot explain, in words; empty for too few trials."""
     ways: tuple[str, ...] = ()
-    """What it assumes of the memory where the space does not say it, with weights, in lines."""
+    """Its assumptions on memory that the space leaves open, with weights, in lines."""
     effects: Mapping[str, str] = field(default_factory=dict)
-    """Belief or doubted trial of the latest turn -> what this turn's beliefs and doubts changed, in words."""
+    """Belief or doubted trial of the latest turn -> the change by this turn's beliefs and doubts, in words."""
 
     @cached_property
     def least_fits(self) -> float:
@@ -151,7 +154,7 @@ def best_observation(view: SearchView) -> Observation | None:
 
 
 def none_ranked(view: SearchView) -> str:
-    """Why no trial is ranked yet, in words."""
+    """Return why no trial is ranked yet, in words."""
     is_violated = any(observation.is_valid for observation in view.observations)
     return "no trial satisfies the constraints yet" if is_violated else "no trial has succeeded yet"
 
@@ -172,7 +175,7 @@ def improvement_threshold(view: SearchView) -> float:
 
 
 def describe_noise(view: SearchView, scatter: str) -> str:
-    """What is known of the noise, in words: from configurations that ran twice, else a bound from the scatter."""
+    """Describe the noise: from configurations that ran twice, else a bound from the scatter."""
     least = improvement_threshold(view)
     if _list_gaps(view):
         return f"two runs of one configuration differ by up to {least:.1%}; a smaller difference is not an improvement"
@@ -181,7 +184,7 @@ def describe_noise(view: SearchView, scatter: str) -> str:
 
 
 def describe_scatter(posterior: CandidatePosterior) -> str:
-    """What the surrogate cannot explain in the measured trials, in words; empty if there are too few.
+    """Describe the scatter of the measured trials that the surrogate cannot explain; empty for too few trials.
 
     The noise is heavy-tailed, so the median and the largest error are named. They bound the noise from above, because
     the closed form errs too; the hypotheses weigh how much of it is noise.
@@ -205,7 +208,7 @@ def describe_scatter(posterior: CandidatePosterior) -> str:
 
 
 def describe_ways(posterior: CandidatePosterior) -> tuple[str, ...]:
-    """What the surrogate assumes of the memory where the space does not say it and no peak shows it, in lines."""
+    """Return the surrogate's assumptions on memory that the space leaves open and no peak shows, in lines."""
     found = posterior.models.feasibility.weigh_ways()
     return tuple(", ".join(f"{way} {weight:.2f}" for way, weight in ways.items()) for ways in found.values())
 
@@ -276,9 +279,9 @@ def find_unseen(view: SearchView) -> NDArray[np.bool_]:
 
 
 def _fill_closed_form(view: SearchView, fits_N: NDArray[np.float64], memory_N: NDArray[np.float64]) -> None:
-    """Fill in P(fits) and memory of open rows as they are predicted before any trial.
+    """Fill in P(fits) and memory of open rows by the prediction before any trial.
 
-    The surrogate replaces those of the rows that it ranks: of a large space, the most promising ones.
+    The surrogate replaces the values of the rows that it ranks: of a large space, the most promising ones.
     """
     prediction = predict_space(view.card, view.space, view.predictor)
     if prediction is not None:
@@ -287,10 +290,10 @@ def _fill_closed_form(view: SearchView, fits_N: NDArray[np.float64], memory_N: N
 
 
 def _find_left(view: SearchView, posterior: CandidatePosterior, wins_N: NDArray[np.float64] | None) -> tuple[bool, str]:
-    """Whether the budget left is worth running, and why, in words.
+    """Return whether the rest of the budget is worth running, and why, in words.
 
     It is while its expected gain is at least a difference that counts, so a search ends, on average, within the noise
-    of what the whole budget would find; and while the trials are too few to show how far the surrogate errs.
+    of the whole budget's result; and while the trials are too few to show the surrogate's error.
     """
     if wins_N is None:
         return True, none_ranked(view)
@@ -308,7 +311,7 @@ def _find_left(view: SearchView, posterior: CandidatePosterior, wins_N: NDArray[
 
 
 def find_oom_odds(view: SearchView, posterior: CandidatePosterior) -> dict[int, float]:
-    """Failed trial whose cause is not known -> the probability that memory was it."""
+    """Return failed trial with an unknown cause -> the probability that memory was it."""
     failed = [o for o in view.observations if o.failure is not None and o.row is not None]
     crashed = [o for o in failed if o.failure and o.failure.kind is FailureKind.CRASHED]
     if not crashed or view.predictor.memory is None:

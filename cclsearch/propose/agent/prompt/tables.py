@@ -21,10 +21,11 @@ NUM_CANDIDATES = 12
 """Candidates that the prompt lists at least."""
 MAX_CANDIDATES = 40
 """It lists all, or all that are free, if they are at most so many."""
+# The insights and the surrogate contain the lessons of older ones.
 MAX_THEORIES = 5
-"""The latest: what older ones taught is in the insights and in the surrogate."""
+"""Number of shown theories, the latest."""
 NUM_WITH_PARTS = 8
-"""Lines of a list of candidates until which their parts are listed too."""
+"""Length of a list of candidates up to which their parts are listed too."""
 FREE_MARK = "*"
 """In the column `free`: the configuration may be submitted without credit."""
 
@@ -75,7 +76,7 @@ def measures_memory(view: SearchView) -> bool:
 
 
 def _order(o: Observation) -> tuple[bool, float, float, int]:
-    """Ranked trials first, then by how far they violate the constraints, then those that ended early."""
+    """Sort key: ranked trials first, then by excess over the constraints, then trials that ended early."""
     return o.is_pruned, o.violation, o.loss or 0.0, o.trial
 
 
@@ -120,7 +121,7 @@ def _bounded_metrics(view: SearchView) -> list[str]:
 
 
 def _violations(view: SearchView, o: Observation) -> str:
-    """By how much a trial violates which constraints."""
+    """Return the constraints that a trial violates, with the excess of each."""
     bounds = [bound for bound in view.objective.constraints if bound.metric in o.metrics]
     broken = [line for bound in bounds if (line := bound.broken_by(o.metrics[bound.metric]))]
     return f"violates by {o.violation:.1%}: {'; '.join(broken)}"
@@ -151,7 +152,7 @@ def failure_lines(view: SearchView, table: SurrogateTable, facts: RowFacts) -> l
 
 
 def _memory_note(o: Observation, table: SurrogateTable, facts: RowFacts) -> str:
-    """The memory that was predicted of a failed trial, and what the surrogate now takes for its cause."""
+    """Return the predicted memory of a failed trial, and the surrogate's present view of its cause."""
     notes = ["" if o.row is None else facts.memory(o.row)]
     if (odds := table.oom_odds.get(o.trial)) is not None:
         notes.append(f"cause unknown; surrogate now: memory {odds:.0%}, something else {1 - odds:.0%}")
@@ -223,13 +224,13 @@ def candidate_lines(
 
 
 def unlikely_lines(table: SurrogateTable) -> list[str]:
-    """How many candidates are not listed because they almost certainly do not fit."""
+    """Return how many candidates are not listed because they almost certainly do not fit."""
     count = len(table.order) - len(table.listed)
     return [f"({count} with P(fits) under {UNLIKELY:.0%} are not listed)"] if count else []
 
 
 def theory_lines(view: SearchView) -> list[str]:
-    """What each submitted configuration was to show, what would refute it, and how it came out, latest first."""
+    """Return each submitted configuration's purpose, its refutation and its result, latest first."""
     metric = view.primary
     seen = {o.config.digest: o for o in view.observations if not o.is_confirmation}
     worse = "above" if metric.sign > 0 else "below"

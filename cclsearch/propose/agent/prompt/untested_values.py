@@ -1,4 +1,4 @@
-"""The most promising candidate of each value that no trial has had: what trying it would mean."""
+"""The most promising candidate of each value that no trial has had: the effect of trying it."""
 
 from __future__ import annotations
 

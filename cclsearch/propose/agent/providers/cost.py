@@ -110,7 +110,7 @@ class LlmLimits(Model):
     max_usd: float | None = Field(default=None, gt=0)
 
     def reached(self, spent: Cost) -> str | None:
-        """Which limit is reached, in words; None if none is."""
+        """Return the limit that is reached, in words; None if none is."""
         if self.max_tokens is not None and spent.usage.total >= self.max_tokens:
             return f"{spent.usage.total:,} of {self.max_tokens:,} tokens are used"
         if self.max_usd is not None and spent.usd is not None and spent.usd >= self.max_usd:

@@ -39,11 +39,11 @@ def send(create: Callable[..., Any], body: Mapping[str, Any], timeout_s: float) 
 
 
 def make_http_client(default_client: Any, *, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> Any:
-    """An SDK's own HTTP client, with bounded answers.
+    """Return an SDK's own HTTP client, with bounded answers.
 
-    `default_client` is `anthropic.DefaultHttpxClient` or `openai.DefaultHttpxClient`. The HTTP library below it differs
-    between releases, so it is read from the class.
+    `default_client` is `anthropic.DefaultHttpxClient` or `openai.DefaultHttpxClient`.
     """
+    # The HTTP library below it differs between releases, so it is read from the class.
     base = next(cls for cls in default_client.__mro__ if cls.__module__.split(".")[0].startswith("httpx"))
     httpx = importlib.import_module(base.__module__.split(".")[0])
 
@@ -114,7 +114,8 @@ def to_provider_error(error: Exception) -> ProviderError:
 
 
 def find_error(body: Mapping[str, Any]) -> ProviderError | None:
-    """The error in a body with status 200, which gateways send if the server behind them failed; None if none."""
+    """Return the error in a body with status 200; None if none."""
+    # Gateways send such a body if the server behind them failed.
     found = body.get("error")
     if not found or body.get("choices") or body.get("content"):
         return None
@@ -136,7 +137,7 @@ def _of_status(status: int, message: str, error: Exception | None) -> ProviderEr
 
 
 def _server_message(error: Exception) -> str:
-    """The server's message, which not every SDK repeats; the SDK's own message if the server sent none."""
+    """Return the server's message, which not every SDK repeats; the SDK's own message if the server sent none."""
     message = one_line(redact(_message_in(getattr(error, "body", None))), 300)
     return message or _safe(error).removeprefix("Error code: ")
 

@@ -27,27 +27,27 @@ if TYPE_CHECKING:  # `--help` lists the providers, without what takes long to im
 
 
 class ProviderKind(ABC):
-    """How to reach the models of one provider; the class is registered under its `word`."""
+    """Access to the models of one provider; the class is registered under its `word`."""
 
     word: ClassVar[str]
     key_name: ClassVar[str] = ""
     """Environment variable with the key; its value is masked everywhere. Empty: a key is never sent."""
     needs_key: ClassVar[bool] = True
-    """Whether the LLM cannot be asked while `key_name` is not set: the search then runs without it, and says so."""
+    """Whether the LLM needs `key_name` to be set: without it, the search runs without the LLM, and says so."""
     address: ClassVar[str] = ""
     """URL of its server, unless `--llm` is a URL; `--offline` refuses it if it is empty or on another machine."""
     address_name: ClassVar[str] = ""
     """Environment variable with another URL, which its SDK reads."""
     is_url: ClassVar[bool] = False
-    """Whether it is chosen by a URL, `http://HOST:PORT/v1#MODEL`, not by its word."""
+    """Whether a URL, `http://HOST:PORT/v1#MODEL`, chooses it instead of its word."""
     may_reason: ClassVar[bool] = False
-    """Whether an answer that was cut off is asked for again with a higher limit on its tokens."""
+    """Whether a cut-off answer is requested again with a higher limit on its tokens."""
     prices: ClassVar[tuple[Price, ...]] = ()
     """Prices of its models, by patterns such as `small-*`; a price list that names `WORD:MODEL` comes first."""
 
     @abstractmethod
     def make_provider(self, model: str, *, api_key: str, base_url: str | None, timeout_s: float) -> Provider:
-        """Return what asks the model, each request within `timeout_s`; it must not connect yet."""
+        """Return the provider that asks the model, each request within `timeout_s`; it must not connect yet."""
 
     def name_model(self, model: str, base_url: str | None) -> str:
         """Return the model's name in prices and records: never a key, never an address."""
@@ -68,7 +68,7 @@ PROVIDERS: Registry[type[ProviderKind]] = Registry(
 
 
 def list_kinds() -> dict[str, type[ProviderKind]]:
-    """Return what may stand before the colon in `--llm WORD:MODEL`, and its provider."""
+    """Return the words before the colon in `--llm WORD:MODEL`, each with its provider."""
     kinds = {word: PROVIDERS.get(word) for word in PROVIDERS.names()}
     return {word: kind for word, kind in kinds.items() if not kind.is_url}
 

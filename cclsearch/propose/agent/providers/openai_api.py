@@ -86,7 +86,7 @@ class OpenAIProvider:
 
 
 class _CallMode(Enum):
-    """How a request makes a server answer with a call."""
+    """Way in which a request makes a server answer with a call."""
 
     TOOLS = 1
     SCHEMA = 2

@@ -22,8 +22,9 @@ MAX_ARGUMENTS = 40_000
 """Maximum characters of one call's arguments; longer ones are a fault."""
 MAX_CALLS = 16
 """Calls of one answer that are read."""
+# A model's reasoning may contain braces too.
 MAX_BRACES = 200
-"""Opening braces at which a call in a text is searched: a model's reasoning may contain braces too."""
+"""Number of opening braces at which a call in a text is searched."""
 _MAX_DEPTH = 40
 
 

@@ -33,10 +33,10 @@ class WallClock:
 
 
 class RetrySettings(Model):
-    """How often and for how long one request is tried."""
+    """Limits on the tries of one request."""
 
     total_s: float = 180.0
-    """From the first try to the start of the last."""
+    """Seconds from the first try to the start of the last."""
     first_wait_s: float = 1.0
     max_wait_s: float = 60.0
     max_tries: int = 8

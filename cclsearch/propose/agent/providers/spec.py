@@ -20,7 +20,7 @@ COMPATIBLE = "compatible"
 """The kind of provider that a URL chooses."""
 TIMEOUT_NAME = "CCL_SEARCH_LLM_TIMEOUT_S"
 TIMEOUT_S = 120.0
-"""For one answer, unless `CCL_SEARCH_LLM_TIMEOUT_S` is set."""
+"""Seconds for one answer, unless `CCL_SEARCH_LLM_TIMEOUT_S` is set."""
 _MODEL = re.compile(r"[A-Za-z0-9][\w.:/@+\-]{0,199}")
 
 
@@ -43,7 +43,7 @@ class LlmSpec(Model):
 
 
 def parse_spec(text: str) -> LlmSpec:
-    """The spec; raises UserError with the valid forms. From now on the key is masked, whatever its variable's name."""
+    """Return the spec; raises UserError with the valid forms. From now on the key is masked, under any name."""
     spec = _parse_url(text) if text.startswith(("http://", "https://")) else _parse_word(text)
     if spec.kind.key_name:
         declare_secret(spec.kind.key_name)
@@ -82,7 +82,7 @@ def _read_key(kind: ProviderKind) -> str:
 
 
 def find_address(spec: LlmSpec) -> str:
-    """The URL that requests go to: of the spec, of the SDK's own variable, or of the provider; empty if unknown."""
+    """Return the URL of requests: of the spec, of the SDK's own variable, or of the provider; empty if unknown."""
     kind = spec.kind
     named = os.environ.get(kind.address_name, "").strip() if kind.address_name else ""
     return spec.base_url or named or kind.address

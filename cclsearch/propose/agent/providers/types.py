@@ -12,7 +12,7 @@ from cclsearch.core.values import Model
 BYTES_PER_TOKEN = 3
 """Tokens are estimated at this rate, because no tokenizer fits all models."""
 MAX_BODY_BYTES = 12_000 * BYTES_PER_TOKEN
-"""Bytes of one request as it is sent."""
+"""Largest size of one request as it is sent."""
 
 
 class ToolSpec(Model):
@@ -42,7 +42,7 @@ class ToolResult(Model):
 
 
 class Role(StrEnum):
-    """Who wrote a message."""
+    """Author of a message."""
 
     USER = "user"
     ASSISTANT = "assistant"
@@ -72,7 +72,7 @@ class CompletionRequest(Model):
 
 
 class StopReason(StrEnum):
-    """Why the model stopped."""
+    """Reason why the model stopped."""
 
     DONE = "done"
     TOOL = "tool"
@@ -159,7 +159,7 @@ class Provider(Protocol):
     """`anthropic:MODEL`, ...: for people and for prices; contains no key and no address."""
 
     def ask(self, request: CompletionRequest) -> Answer:
-        """The answer to one request, which is sent once; raises ProviderError."""
+        """Send one request once, and return the answer; raises ProviderError."""
         ...
 
 

@@ -23,7 +23,7 @@ def free_knobs(space: Space) -> tuple[Knob, ...]:
 
 
 def describe_inert(space: Space) -> list[str]:
-    """Which knobs change nothing with which values of others, one line each."""
+    """Return the knobs that change nothing, with the values of others for which they do not, one line each."""
     lines = []
     for inert in space.inert:
         knob = space.knobs[inert.column]
@@ -53,7 +53,7 @@ def config_schema(space: Space) -> dict[str, Any]:
 
 
 def _range_schema(knob: Knob) -> dict[str, Any]:
-    """The schema of a knob whose list of choices is too long."""
+    """Return the schema of a knob whose list of choices is too long."""
     numbers = [choice for choice in knob.choices if isinstance(choice, int | float) and not isinstance(choice, bool)]
     if len(numbers) < len(knob.choices):
         return {}
@@ -83,7 +83,7 @@ class CallError(Exception):
 
 
 def read_config(space: Space, raw: object) -> Config:
-    """The configuration, which need not be in the search space; raises CallError."""
+    """Return the configuration, which may be outside the search space; raises CallError."""
     if not isinstance(raw, Mapping):
         raise CallError(f"a configuration must be an object of knobs; got {one_line(repr(raw), 80)}")
     unknown = [one_line(str(name), 40) for name in raw if not any(knob.name == name for knob in space.knobs)]

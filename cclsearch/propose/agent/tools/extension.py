@@ -1,6 +1,6 @@
 """The tool `extend_space`: the model asks for knobs and values that the search space does not have.
 
-What may be added, and whether a request is, the search decides (`SpaceExtender`); this module reads the call.
+The search decides on each request (`SpaceExtender`); this module reads the call.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ MAX_LISTED_VALUES = 64
 
 
 class SpaceExtender(Protocol):
-    """What the search lets the model add to its space."""
+    """The search's offer of additions to its space."""
 
     def offers(self, view: SearchView) -> Sequence[str]:
-        """What may be added now, one line each; empty if nothing."""
+        """Return the possible additions now, one line each; empty if none."""
         ...
 
     def check(self, view: SearchView, wanted: Mapping[str, Sequence[Value]]) -> str:
-        """What would be added, in one line; raises UserError that says what may not be, and why."""
+        """Return the additions in one line; raises UserError with each refused value and the reason."""
         ...
 
 
 class ExtensionRecord(Model):
-    """What a turn was offered, and the answers to its requests, for a replay."""
+    """A turn's offer of additions, and the answers to its requests, for a replay."""
 
     offers: tuple[str, ...] = ()
     answers: dict[str, str] = {}
-    """Request -> what would be added."""
+    """Request -> its additions."""
     refusals: dict[str, str] = {}
     """Request -> why it was refused."""
 
@@ -58,7 +58,7 @@ class Extension:
     """`SpaceExtender.check` on the turn's view; None in a replay, which repeats the recorded answers."""
 
     def request(self, arguments: Mapping[str, Any]) -> tuple[dict[str, tuple[Value, ...]], str, str]:
-        """What a call asks for, why, and what would be added; raises CallError that the model can act on."""
+        """Return a call's request, its reason, and the additions; raises CallError that the model can act on."""
         wanted, record = _read_wanted(arguments.get("add")), self.record
         key = json.dumps(wanted, sort_keys=True)
         if self.check is not None and key not in record.answers:
@@ -79,7 +79,7 @@ def make_extension(view: SearchView, extender: SpaceExtender | None) -> Extensio
 
 
 def count_growths(view: SearchView) -> int:
-    """How often the search space had grown before this view."""
+    """Return how often the search space had grown before this view."""
     return sum(event.label == GROWN for event in view.events)
 
 

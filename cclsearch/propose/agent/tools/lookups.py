@@ -1,4 +1,4 @@
-"""Answers the model's look-ups: what is known of configurations and of trials. No argument of a call is trusted."""
+"""Answer the model's look-ups of configurations and trials. No argument of a call is trusted."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Lookups:
     explain: Explain | None = None
     looked_up: dict[int, TrialEvidence] = field(default_factory=dict)
     explanations: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Digest of a configuration -> what `explain` returned for it."""
+    """Digest of a configuration -> the result of `explain` for it."""
     max_bytes: int = MAX_REPLY_BYTES
     """Bytes of the current reply."""
 
     def lookups(self) -> dict[str, Callable[[dict[str, Any]], ToolReply]]:
-        """Tools that look something up -> what answers their arguments."""
+        """Return look-up tool -> the function that answers its arguments."""
         return {
             "predict": self._predict,
             "explain": self._explain,
@@ -55,7 +55,7 @@ class Lookups:
         }
 
     def find_shown(self) -> dict[int, TrialEvidence]:
-        """The evidence of the best trial and of the last, which the prompt shows without a look-up."""
+        """Return the evidence of the best and of the last trial, which the prompt shows without a look-up."""
         last = max(self.view.observations, key=lambda o: o.trial, default=None)
         trials = [o.trial for o in (best_observation(self.view), last) if o]
         return {trial: found for trial in trials if (found := self.find_evidence(trial))}
@@ -65,7 +65,7 @@ class Lookups:
         return call.name in LOOKUPS
 
     def find_evidence(self, trial: int) -> TrialEvidence | None:
-        """The evidence of that trial, which is also kept for the turn record."""
+        """Return the evidence of that trial, and keep it for the turn record."""
         if trial not in self.looked_up:
             found = self.evidence.find(trial)
             if found is not None:
@@ -106,7 +106,7 @@ class Lookups:
         )
 
     def _describe_facts(self, row: int) -> str:
-        """What is known of a row without a trial: its figures, and the parts of the closed form."""
+        """Describe a row without a trial: its figures, and the parts of the closed form."""
         facts, value = self._facts, float(self.table.value_N[row])
         figures = zip(facts.column_names(), facts.figures(row, value), strict=True)
         named = [f"{name} {figure}" for name, figure in figures]
@@ -143,7 +143,7 @@ class Lookups:
         return ToolReply("\n\n".join(filter(None, (first.text, second.text, difference))), first.fault or second.fault)
 
     def _describe_difference(self, a: object, b: object) -> str:
-        """What the closed form predicts as the difference of two trials, part by part; empty without one."""
+        """Return the closed form's difference of two trials, part by part; empty without one."""
         rows = {o.trial: o.row for o in self.view.observations if o.trial in (a, b) and o.row is not None}
         if len(rows) < 2:
             return ""

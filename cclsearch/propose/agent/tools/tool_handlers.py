@@ -40,7 +40,7 @@ NOT_KEPT = (
 )
 WITHOUT_GUESSES = "This is without your beliefs about values that no trial had: nothing measured speaks for them"
 MIN_FITS = 0.05
-"""Probability of fitting, or of satisfying the constraints, below which that is the objection to a row."""
+"""Probability of fitting, or of satisfying the constraints, below which a row is refused for that reason."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class ToolHandlers(Lookups):
     refitted: SurrogateTable | None = None
     """The table with these beliefs, kept for the turn record; in a replay, the recorded one."""
     extension: Extension = field(default_factory=Extension)
-    """What the model may add to the search space."""
+    """Additions to the search space that the model may make."""
 
     def answer(self, call: ToolCall, max_bytes: int = MAX_REPLY_BYTES) -> ToolReply:
         """The reply to one call; descriptions of trials are shortened to fit into `max_bytes`."""
@@ -85,8 +85,9 @@ class ToolHandlers(Lookups):
 
     @property
     def can_revise(self) -> bool:
-        """Whether the model may revise what it believes: once between two trials, and not while it is limited to the
-        surrogate's first candidates, which are to be chosen without its beliefs."""
+        """Whether the model may revise its beliefs: once between two trials, and not while it is limited to the
+        surrogate's first candidates, which it must choose without its beliefs.
+        """
         return not self.table.first_only and not just_revised(self.view)
 
     def _submit(self, arguments: dict[str, Any]) -> ToolReply:
@@ -177,7 +178,7 @@ class ToolHandlers(Lookups):
         )
 
     def _describe_objection(self, row: int) -> str:
-        """Why a row is not free, in words."""
+        """Return why a row is not free, in words."""
         table = self.table
         if table.fits_N[row] < MIN_FITS:
             return f"the surrogate's probability that it fits is {table.fits_N[row]:.2f}"
@@ -215,7 +216,7 @@ class ToolHandlers(Lookups):
         return ToolReply(text, decision=Decision(is_revision=True, refused=(text,), **lessons))
 
     def _describe_likeliest(self) -> str:
-        """What may be submitted instead of finishing."""
+        """Return what the model may submit instead of finishing."""
         if self.table.wins_N is None or not self.table.likeliest:
             return "Submit one of the open candidates"
         row = self.table.likeliest[0]
@@ -223,9 +224,9 @@ class ToolHandlers(Lookups):
         return f"The likeliest is ({config}), P(wins) {self.table.wins_N[row]:.3f}: it is free, submit it"
 
     def _find_problem(self, lessons: Mapping[str, Any]) -> str:
-        """Why the search may not be finished, by the figures with what the model has learnt; empty if it may.
+        """Return why the search may not end, by the figures with the model's lessons; empty if it may.
 
-        What it has learnt counts once between two trials: of later requests of a turn, that of the first.
+        Lessons count once between two trials: for later requests of a turn, the first request's.
         """
         if best_observation(self.view) is None:
             return f"refused: {none_ranked(self.view)}"

@@ -17,14 +17,14 @@ from cclsearch.propose.events import LlmMode
 LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
 REVISE = "revise"
 BY_CHANCE = "P(wins)"
-"""How `candidates` sorts unless it is told otherwise."""
+"""Default order of `candidates`."""
 REFUTED_AT = "refuted_at"
 MAX_PREDICTED = 8
 MAX_LISTED = 20
 
 
 def sort_orders(view: SearchView) -> tuple[str, ...]:
-    """How `candidates` may sort: by P(wins), promise, the primary metric, memory, or the probability of fitting."""
+    """Return the orders of `candidates`: P(wins), promise, the primary metric, memory, or P(fits)."""
     return (BY_CHANCE, "promise", view.primary.quantity, "memory", "fits")
 
 
@@ -93,7 +93,7 @@ def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) ->
 
 
 def _lessons(view: SearchView, *, with_words: bool = False) -> dict[str, Any]:
-    """The arguments for what the model has learnt; only one of the tools needs them described."""
+    """Return the schema of the model's lessons; only one of the tools needs their descriptions."""
     factor = {"type": "number", "minimum": 1 / MAX_FACTOR, "maximum": MAX_FACTOR}
     item = _object({"part": {"type": "string"}, "is": {"anyOf": [{"enum": list(LEVELS)}, factor]}})
     lessons: dict[str, dict[str, Any]] = {
