@@ -9,9 +9,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import hash_job_file
 from cclsearch.core.values import Failure
 from cclsearch.evaluation.comparison import TrialComparison, make_comparison
-from cclsearch.evaluation.evaluate import find_baseline, read_traced, redact_failure
+from cclsearch.evaluation.evaluate import read_traced, redact_failure
 from cclsearch.evaluation.judge import is_judging_error, judge
-from cclsearch.evaluation.other_trials import list_others
+from cclsearch.evaluation.other_trials import find_baseline, list_others
 from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER

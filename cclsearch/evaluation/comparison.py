@@ -14,6 +14,7 @@ from typing import Any
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Provenance
+from cclsearch.evaluation.other_trials import find_baseline
 from cclsearch.evaluation.reference import rank_references
 from cclsearch.evaluation.trial_input import make_input
 from cclsearch.propose.base import Proposal, SearchView
@@ -165,9 +166,7 @@ class TrialComparison:
         return f"its {self._agreement.values} {verb} those of {names}{found.note} ({figures}{most})"
 
     def _replace(self, outcome: Outcome, verdict: Verdict, state: RunState) -> Outcome:
-        baseline = state.baseline
-        metrics = baseline.outcome.metrics if baseline and baseline.outcome else None
-        return replace_verdict(outcome, verdict, self._spec.objective, metrics)
+        return replace_verdict(outcome, verdict, self._spec.objective, find_baseline(state))
 
     def _rescore(self, writer: RunWriter, now_s: Callable[[], float]) -> None:
         """Score every ranked trial anew if the objective compares with the baseline, which is another trial now."""

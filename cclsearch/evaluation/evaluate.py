@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from cclsearch.core.values import Failure, Provenance
 from cclsearch.evaluation.comparison import TrialComparison
 from cclsearch.evaluation.control import find_window
 from cclsearch.evaluation.judge import judge
-from cclsearch.evaluation.other_trials import close_window, list_others
+from cclsearch.evaluation.other_trials import close_window, find_baseline, list_others
 from cclsearch.launch.collect import collect_result
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput
 from cclsearch.record.state import RunState
@@ -78,12 +77,6 @@ def read_traced(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence 
     from cclsearch.evaluation.trace_evidence import read_trace_evidence  # the trace toolkit, a fifth of the engine
 
     return read_trace_evidence(folder, card, payload)
-
-
-def find_baseline(state: RunState) -> Mapping[str, float] | None:
-    """Return the metrics of the baseline, which is the first ranked trial; None before there is one."""
-    trial = state.baseline
-    return trial.outcome.metrics if trial and trial.outcome else None
 
 
 def redact_failure(failure: Failure) -> Failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 
 from cclsearch.core.values import Provenance
 from cclsearch.record.state import RunState
@@ -29,6 +30,12 @@ def list_others(state: RunState, trial: Trial) -> tuple[OtherTrial, ...]:
         if other.outcome is not None and other.number != trial.number
         if other.outcome.provenance is Provenance.MEASURED
     )
+
+
+def find_baseline(state: RunState) -> Mapping[str, float] | None:
+    """Return the metrics of the baseline, which is the first ranked trial; None before there is one."""
+    trial = state.baseline
+    return trial.outcome.metrics if trial and trial.outcome else None
 
 
 def close_window(trial: Trial) -> AttemptWindow | None:

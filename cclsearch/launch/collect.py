@@ -9,7 +9,7 @@ import signal as signals
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
@@ -178,10 +178,6 @@ def _read_result(path: Path, model: type[Result]) -> Result | Failure:
         return Failure(stage=Stage.RUN, kind=FailureKind.LAUNCHER, message=f"{RESULT_FILE} cannot be read: {error}")
     except JobFileError as error:
         return _crashed(one_line(str(error), 200))
-    return _validate_result(data, model)
-
-
-def _validate_result(data: Any, model: type[Result]) -> Result | Failure:
     if isinstance(data, dict) and isinstance(data.get("schema_version", 1), int) and data.get("schema_version", 1) > 1:
         return _crashed(f"{RESULT_FILE} has schema_version {data['schema_version']}, but this version reads 1")
     try:

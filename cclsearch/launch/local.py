@@ -18,7 +18,6 @@ from functools import cached_property
 from pathlib import Path
 
 from cclsearch.core import processes
-from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.lock_file import hold_file, is_held
@@ -49,7 +48,7 @@ from cclsearch.launch.contract import DEVICES_VARIABLE, RESULT_FILE, STDERR_FILE
 from cclsearch.launch.environment import inherited_environment, render_script
 from cclsearch.launch.local_checks import check_framework
 from cclsearch.launch.local_settings import LocalSettings
-from cclsearch.launch.ownership import is_own, place_in, run_folder_of
+from cclsearch.launch.ownership import find_attempt_files, is_own, place_in, run_folder_of
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.space.framework import Framework, load_framework
 
@@ -305,13 +304,10 @@ class LocalLauncher:
         return JobStatus(state=JobState.DONE, failure=collected)
 
     def _records(self, run_id: str) -> Iterator[tuple[LocalJobRecord, Path]]:
-        if self.profile.run_dir is None:
-            return
-        trials = self.profile.run_dir / TRIALS_FOLDER
-        for path in sorted([*trials.glob(f"*/{JOB_FILE}"), *trials.glob(f"*/attempts/*/{JOB_FILE}")]):
+        for path in find_attempt_files(self.profile.run_dir, JOB_FILE):
             record = LocalJobRecord.read(path)
             if record is not None and record.run_id == run_id:
-                yield record, path.parent.absolute()
+                yield record, path.parent
 
     def _is_ours(self, folder: Path) -> bool:
         root = self.profile.run_dir

@@ -57,6 +57,12 @@ class RunPlace(Model):
         return is_own(run_dir.absolute(), self.folder / TRIALS_FOLDER / "any", self.inode)
 
 
+def find_attempt_files(run_dir: Path | None, name: str) -> list[Path]:
+    """Return the files of that name of all attempts of a run, in the attempts' folders and in older trials' own."""
+    trials = (run_dir or Path()).absolute() / TRIALS_FOLDER
+    return sorted([*trials.glob(f"*/{name}"), *trials.glob(f"*/attempts/*/{name}")]) if run_dir is not None else []
+
+
 def place_in(run_dir: Path, trial_dir: Path) -> Path:
     """Return where a folder of the run is now that the run is in `run_dir`."""
     recorded = run_folder_of(trial_dir)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.errors import UserError
 from cclsearch.core.offline import refuse_outside
 from cclsearch.core.text import one_line
@@ -21,7 +20,7 @@ from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, refuse_places, write_model
 from cclsearch.launch.collect import clear_results, explain_record
-from cclsearch.launch.ownership import is_own, read_inode
+from cclsearch.launch.ownership import find_attempt_files, is_own, read_inode
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
 from cclsearch.launch.tpu_vm.job import (
@@ -282,7 +281,7 @@ class TpuVmLauncher:
         if len(ended) == record.num_processes:
             return self._collect(record, group, by_process)
         if ended and self._waited(record, -1, "peers", PEER_GRACE_S):
-            self._stop(record, group)
+            self._call_if_there(record, group, "stop")
         if start.elapsed_s() > record.timeout_s + DEADLINE_S:
             message = f"not ended after {record.timeout_s:g} s, so the processes were ended"
             return self._fail_attempt(record, FailureKind.TIMEOUT, message)
@@ -372,15 +371,12 @@ class TpuVmLauncher:
         """Stop every process that answers, and repeat until none of them runs."""
         deadline = time.monotonic() + STOP_S
         while True:
-            answers = self._stop(record, group)
+            answers = self._call_if_there(record, group, "stop")
             running = [p for p, answer in answers.by_process.items() if answer.state is WorkerState.RUNNING]
             if not running or time.monotonic() > deadline:
                 break
             time.sleep(0.5)
         self._sweep(record, group)
-
-    def _stop(self, record: TpuJobRecord, group: WorkerGroup) -> WorkerAnswers:
-        return self._call_if_there(record, group, "stop")
 
     def _sweep(self, record: TpuJobRecord, group: WorkerGroup) -> None:
         if not self.settings.keep_remote:
@@ -406,18 +402,12 @@ class TpuVmLauncher:
         return time.monotonic() - since >= patience_s
 
     def _records(self, run_id: str) -> Iterator[TpuJobRecord]:
-        if self.profile.run_dir is None:
-            return
-        run_dir = self.profile.run_dir.absolute()
-        trials = run_dir / TRIALS_FOLDER
-        for path in sorted(
-            [*trials.glob(f"*/tpu-a*/{RECORD_FILE}"), *trials.glob(f"*/attempts/*/tpu-a*/{RECORD_FILE}")]
-        ):
+        for path in find_attempt_files(self.profile.run_dir, f"tpu-a*/{RECORD_FILE}"):
             record = TpuJobRecord.read(path)
-            if record is None or record.run_id != run_id:
+            if record is None or record.run_id != run_id or self.profile.run_dir is None:
                 continue
-            if is_own(run_dir, record.trial_dir, record.run_inode):
-                yield record.model_copy(update={"trial_dir": path.parent.parent.absolute()})
+            if is_own(self.profile.run_dir.absolute(), record.trial_dir, record.run_inode):
+                yield record.model_copy(update={"trial_dir": path.parent.parent})
 
     def _open_records(self, run_id: str) -> list[TpuJobRecord]:
         """Return the run's attempts without a recorded end."""
