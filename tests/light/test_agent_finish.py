@@ -130,15 +130,14 @@ def test_after_a_stall_only_the_beliefs_of_the_first_request_of_a_turn_count():
     assert take_turn(Scripted(FINISH, other, submit(GOOD)), left_unless_tp, first_only=True).finish is None
 
 
-def test_a_replay_judges_by_the_recorded_figures(tmp_path):
+def test_a_replay_judges_by_the_recorded_figures(tmp_path, monkeypatch):
     take_turn(Scripted(FINISH), left_without_beliefs, folder=tmp_path)
 
-    def never(view: SearchView) -> SurrogateTable:
+    def never(view):
         raise AssertionError("the record has the table")
 
-    assert [(turn.decision, turn.is_same) for turn in replay_turns(tmp_path, never)] == [
-        ("finish: nothing is left", True)
-    ]
+    monkeypatch.setattr("cclsearch.propose.agent.prompt.surrogate_table.fit_posterior", never)
+    assert [(turn.decision, turn.is_same) for turn in replay_turns(tmp_path)] == [("finish: nothing is left", True)]
 
 
 def test_tokens_money_and_seconds_are_accounted():

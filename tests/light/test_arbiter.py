@@ -15,7 +15,7 @@ from llm.players import Stubborn
 
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter, NoLlmProposer
-from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, is_limited
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_standing
 from cclsearch.propose.agent.arbiter.states import ALLOWED, read_state, write_move
 from cclsearch.propose.agent.memory.history import limits_event, past_turns
 from cclsearch.propose.agent.options import AgentOptions
@@ -179,8 +179,8 @@ def test_after_a_stall_the_llm_chooses_among_the_first_candidates_until_it_impro
     before = [event.after for event in search.events if isinstance(event, ArbiterMove)]
     stalled, back = before[1], before[2]
     assert (stalled.phase, back.phase) == (ArbiterPhase.FALLBACK, ArbiterPhase.LLM)
-    assert not is_limited(search.view, before[0])
-    assert is_limited(search.view, back)
+    assert not find_standing(search.view, before[0], ArbiterSettings()).is_limited
+    assert find_standing(search.view, back, ArbiterSettings()).is_limited
     limited = replace(make_surrogate_table(search.view), first_only=True)
     free = [row for row in range(len(SPACE)) if limited.is_free(row)]
     assert sorted(free) == sorted({*limited.order[:5], *limited.likeliest[:5]})

@@ -40,6 +40,9 @@ from cclsearch.propose.events import DecisionKind, LlmMode, LlmTurn, SubmittedCo
 TURN_ANSWERS = 5
 """A turn has time for this many answers that each use the whole timeout."""
 
+KEPT = ("submitted", "refused", "adds", "why", "insight", "withdraws", "beliefs", "doubts")
+"""Fields of a decision that the ledger keeps."""
+
 
 @dataclass(frozen=True)
 class TurnOutcome:
@@ -202,14 +205,7 @@ def _make_outcome(
     turn = LlmTurn(
         turn=number,
         decision=result.kind,
-        submitted=decision.submitted,
-        refused=decision.refused,
-        adds=dict(decision.adds),
-        why=decision.why,
-        insight=decision.insight,
-        withdraws=decision.withdraws,
-        beliefs=dict(decision.beliefs),
-        doubts=decision.doubts,
+        **{name: getattr(decision, name) for name in KEPT},
         num_seen=len(view.observations),
         cost=result.cost,
         policy=version,

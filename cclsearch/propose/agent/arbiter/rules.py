@@ -130,6 +130,7 @@ class StallCount:
     patience: int
     """Sum of the weights at a stall."""
     is_limited: bool
+    """Whether the LLM stalled and has not improved the best since: it chooses among the most promising."""
 
     @property
     def total(self) -> float:
@@ -160,7 +161,7 @@ def find_standing(view: SearchView, state: ArbiterState, rules: ArbiterSettings)
     turns = [list(trials) for _, trials in groupby(recent, key=lambda trial: trial.turn)]
     turns_idle = list(takewhile(lambda trials: not any(trial.improved for trial in trials), reversed(turns)))
     idle = tuple(trial for trials in reversed(turns_idle) for trial in trials)
-    limited = is_limited(view, state)
+    limited = state.stalls > 0 and not any(trial.improved for trial in recent)
     has_gained = len(turns_idle) < len(turns)
     patience = rules.patience_after_gain if has_gained else rules.patience_limited if limited else rules.patience
     weights: list[tuple[float, str]] = []
@@ -207,9 +208,7 @@ def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) ->
     idle = standing.idle
     last = idle[-rules.same_failures :]
     kinds = {trial.observation.failure.kind if trial.observation.failure else None for trial in last}
-    are_own = all(
-        trial.item.is_own_idea for trial in last
-    )  # the surrogate would have failed with its first choices too
+    are_own = all(trial.item.is_own_idea for trial in last)  # its first choices would have failed without an LLM too
     if len(last) == rules.same_failures and len(kinds) == 1 and None not in kinds and are_own:
         kind = next(kind for kind in kinds if kind).value.replace("_", " ")
         return "same failure", f"stall: {len(last)} trials failed in the same way ({kind})"
@@ -227,12 +226,6 @@ def _is_running(view: SearchView, turn: int) -> bool:
     running = any(view.space.row(item.config) in view.pending for item in submitted)
     queued = find_queued(view)
     return running or (queued is not None and queued[0].root == turn)
-
-
-def is_limited(view: SearchView, state: ArbiterState) -> bool:
-    """Whether the LLM stalled and has not improved the best since: it chooses among the surrogate's most promising."""
-    improved = (trial.improved for trial in find_llm_trials(view) if trial.observation.trial >= state.since_trial)
-    return state.stalls > 0 and not any(improved)
 
 
 def overrules_left(view: SearchView, rules: ArbiterSettings) -> int:

@@ -24,11 +24,10 @@ def propose_seed(view: SearchView, fallback: Proposer, agent: Agent) -> list[Pro
             return found
     if any(observation.is_valid for observation in view.observations):
         return []
-    if not view.observations and view.next_trial <= 1:
-        return [_as_seed(proposal, "the best prediction") for proposal in fallback.propose(view, 1)][:1]
-    return (
-        _safe_default(view, agent.make_table(view)) or [_as_seed(p, "next best") for p in fallback.propose(view, 1)][:1]
-    )
+    is_first = not view.observations and view.next_trial <= 1
+    safe = [] if is_first else _safe_default(view, agent.make_table(view))
+    why = "the best prediction" if is_first else "next best"
+    return safe or [Proposal(p.config, "seed", p.rationale or why, p.expects) for p in fallback.propose(view, 1)[:1]]
 
 
 def _safe_default(view: SearchView, table: SurrogateTable) -> list[Proposal]:
@@ -55,7 +54,3 @@ def _from_policy(view: SearchView, agent: Agent) -> list[Proposal]:
     if choice.config is None or row is None or view.taken_N[row]:
         return []
     return [Proposal(choice.config, "seed", f"seed policy {name}")]
-
-
-def _as_seed(proposal: Proposal, why: str) -> Proposal:
-    return Proposal(proposal.config, "seed", proposal.rationale or why, proposal.expects)

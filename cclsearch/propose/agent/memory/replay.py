@@ -10,8 +10,6 @@ from cclsearch.propose.agent.memory.evidence import NoEvidence
 from cclsearch.propose.agent.memory.turn_records import ContextRecord, TurnRecord, read_context, read_turns
 from cclsearch.propose.agent.policy.runner import SandboxRunner
 from cclsearch.propose.agent.prompt.prompt import Prompt, PromptInput, PromptOptions
-from cclsearch.propose.agent.prompt.surrogate_table import MakeSurrogateTable, make_surrogate_table
-from cclsearch.propose.agent.providers.kind import list_prices
 from cclsearch.propose.agent.providers.retry import RetrySettings
 from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
 from cclsearch.propose.agent.tools.extension import Extension
@@ -36,16 +34,13 @@ class ReplayedTurn:
         return self.decision == self.again
 
 
-def replay_turns(folder: Path, make_table: MakeSurrogateTable = make_surrogate_table) -> list[ReplayedTurn]:
-    """Decide all turns of a run folder again from their records; raises UserError if a record cannot be read.
-
-    `make_table` serves records of older versions, which do not contain the surrogate's table.
-    """
+def replay_turns(folder: Path) -> list[ReplayedTurn]:
+    """Decide all turns of a run folder again from their records; raises UserError if a record cannot be read."""
     turns = read_turns(folder)
     growths = {record.growths for record in turns} or {0}
     contexts = {number: read_context(folder, number) for number in sorted(growths)}
     spaces = {number: context.space() for number, context in contexts.items()}
-    return [_replay(contexts[turn.growths], spaces[turn.growths], turn, make_table) for turn in turns]
+    return [_replay(contexts[turn.growths], spaces[turn.growths], turn) for turn in turns]
 
 
 class _Recorded:
@@ -76,18 +71,17 @@ class _Recorded:
         """Returns at once."""
 
 
-def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table: MakeSurrogateTable) -> ReplayedTurn:
+def _replay(context: ContextRecord, space: Space, record: TurnRecord) -> ReplayedTurn:
     view = record.view(context, space)
     handlers = ToolHandlers(
         view=view,
-        table=record.look or make_table(view),
+        table=record.look,
         evidence=NoEvidence(),
         max_submitted=record.max_submitted,
         overrules_left=record.overrules_left,
         mode=context.mode,
         anonymous=context.anonymous,
         policies=SandboxRunner(),
-        make_table=None if record.look else make_table,  # a record with its table has each by which it was judged
         refitted=record.look_with_beliefs,
         looked_up=dict(record.evidence),
         explanations=dict(record.explanations),
@@ -104,7 +98,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord, make_table
     settings = TurnSettings(
         clock=recorded,
         jitter=random.Random(0),
-        price=record.price if "price" in record.model_fields_set else list_prices().find(context.model),
+        price=record.price,
         limits=record.limits,
         spent=record.spent,
         retry=RetrySettings(max_tries=1),

@@ -62,7 +62,7 @@ class ContextRecord(Model):
     prior: tuple[Observation, ...] = ()
     earlier: EarlierKnowledge | None = None
     can_repeat: bool = False
-    """Whether a doubted trial could run again; False in records of older versions."""
+    """Whether a doubted trial could run again."""
 
     def space(self) -> Space:
         """The search space; raises UserError if the record is damaged."""
@@ -89,9 +89,8 @@ class TurnRecord(Model):
     standing: str = ""
     """The model's distance from a stall, as in the prompt."""
     # Computed later, or on another machine, it may differ.
-    look: SurrogateTable | None = None
-    """The surrogate's table at the time of the turn. None in records of older versions, for which a replay computes it.
-    """
+    look: SurrogateTable
+    """The surrogate's table at the time of the turn."""
     look_with_beliefs: SurrogateTable | None = None
     """The same with the beliefs of a request to finish, which the search judged by it."""
     evidence: dict[int, TrialEvidence] = {}

@@ -79,8 +79,7 @@ class SurrogateTable:
     """Chance that it runs and beats the best by over 1 %, 0 to 1; None before a trial is ranked."""
     unseen_N: Annotated[NDArray[np.bool_], Packed(np.bool_)] | None = None
     """Whether a row has a value of a knob without a closed form that has not run yet, so that the surrogate cannot
-    judge it. None in records of older versions.
-    """
+    judge it."""
     review: tuple[str, ...] = ()
     """The latest trials beside their predictions, and the surrogate's next choice with its reasons, in lines."""
     oom_odds: Mapping[int, float] = field(default_factory=dict)
@@ -128,9 +127,7 @@ class SurrogateTable:
         """Whether the LLM may submit this row without overruling the surrogate."""
         if self.is_promising(row):
             return True
-        if self.fits_N[row] < self.least_fits:
-            return False
-        if self.first_only:
+        if self.first_only or self.fits_N[row] < self.least_fits:
             return False
         if self.unseen_N is not None and self.unseen_N[row]:
             return True
