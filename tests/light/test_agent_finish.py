@@ -12,7 +12,7 @@ from llm.cases import SPACE, Search, invented_time_s, plain_table, run_trial
 from llm.turns import GOOD, FakeClock, Scripted, call, run_turn, submit
 
 from cclsearch.core.errors import UserError
-from cclsearch.propose.agent.abandon import find_broken_off
+from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.agent import Agent, TurnOutcome
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_llm_trials
@@ -277,4 +277,4 @@ def test_nothing_is_broken_off_once_the_arbiter_has_moved():
     slow = [(row, BETTER) for row in FAST[10:30]]
     search = play(Stating(slow[0:2], slow[2:3]), budget=5)
     assert [proposal.proposer for proposal in search.proposals][3] == "default"
-    assert find_broken_off(search.view) is None
+    assert find_abandoned(search.view) is None

@@ -11,7 +11,7 @@ from llm.cases import SPACE, plain_table
 from paths import ROOT
 
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.propose.agent.abandon import find_broken_off
+from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, StallCount, find_stall, find_standing
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
 from cclsearch.propose.bayes.prior_hints import parse_hints
@@ -115,7 +115,7 @@ def test_failures_of_the_surrogates_first_choices_are_no_stall_of_the_llm(own, s
 def test_a_gain_that_no_one_expected_returns_the_rest_of_the_turn(seconds, expected, breaks):
     expects = ExpectedOutcome({} if expected is None else {"step_time_s": expected})
     view = view_of([10.0, seconds], [(item(1, 9.4, expects=expects), item(2), item(3))])
-    found = find_broken_off(view)
+    found = find_abandoned(view)
     assert (found is not None) == breaks
     if found:
         assert (found.left, found.why) == (2, "improved the best more than expected")

@@ -12,7 +12,7 @@ from cclsearch.propose.events import ArbiterMove, DecisionKind, LlmTurn, Submitt
 
 
 @dataclass(frozen=True)
-class BrokenOff:
+class AbandonedTurn:
     """A turn with several submitted configurations; the latest result changes what to try next."""
 
     turn: int
@@ -27,7 +27,7 @@ class BrokenOff:
     """The configurations that were to run next."""
 
 
-def find_broken_off(view: SearchView) -> BrokenOff | None:
+def find_abandoned(view: SearchView) -> AbandonedTurn | None:
     """Return the turn that is broken off now; None if none is.
 
     The LLM has as many trials as it submitted: asking it again between them gives it no more of them. With several
@@ -49,7 +49,7 @@ def find_broken_off(view: SearchView) -> BrokenOff | None:
     if not why:
         return None
     dropped = tuple(item for item in latest.submitted if item.config.digest not in seen)
-    return BrokenOff(latest.root, last.trial, why, left, dropped)
+    return AbandonedTurn(latest.root, last.trial, why, left, dropped)
 
 
 def is_missed(view: SearchView, o: Observation, item: SubmittedConfig) -> bool:

@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 
 from cclsearch.core.text import count_of
-from cclsearch.propose.agent.abandon import find_broken_off
+from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.agent import Agent, TurnOutcome, to_proposal
 from cclsearch.propose.agent.arbiter.rules import (
     ArbiterSettings,
@@ -139,7 +139,7 @@ class Arbiter(Proposer):
             self._suspend_llm(view, state, *stall)
             return []
         queued = find_queued(view) if state.phase is ArbiterPhase.LLM else None
-        if queued and self._turn_is_recent(view) and find_broken_off(view) is None:
+        if queued and self._turn_is_recent(view) and find_abandoned(view) is None:
             turn, items = queued
             return [to_proposal(item, turn.turn, self._agent.options.mode) for item in items[:count]]
         reached = self._agent.limit_reached(view)
@@ -223,7 +223,7 @@ class Arbiter(Proposer):
     def _run_turn_now(self, view: SearchView, count: int) -> TurnOutcome:
         standing = find_standing(view, read_state(view), self._rules)
         limited = standing.is_limited
-        broken = find_broken_off(view)
+        broken = find_abandoned(view)
         queue = min(self._rules.max_queue, standing.left) if self._parallel <= 1 and not limited else count
         max_submitted = max(count, queue)
         return self._agent.run_turn(

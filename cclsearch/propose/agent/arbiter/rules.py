@@ -9,7 +9,7 @@ from itertools import groupby, takewhile
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.abandon import find_broken_off
+from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.memory.history import past_turns
 from cclsearch.propose.agent.prompt.surrogate_table import improvement_threshold
 from cclsearch.propose.base import Observation, SearchView
@@ -212,7 +212,7 @@ def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) ->
     if len(last) == rules.same_failures and len(kinds) == 1 and None not in kinds and are_own:
         kind = next(kind for kind in kinds if kind).value.replace("_", " ")
         return "same failure", f"stall: {len(last)} trials failed in the same way ({kind})"
-    if not idle or _is_running(view, idle[-1].turn) or find_broken_off(view) is not None:
+    if not idle or _is_running(view, idle[-1].turn) or find_abandoned(view) is not None:
         return None
     if standing.total >= standing.patience:
         what = count_of(len(idle), "trial")

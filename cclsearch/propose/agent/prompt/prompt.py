@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cclsearch.card.model import ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
-from cclsearch.propose.agent.abandon import find_broken_off
+from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
 from cclsearch.propose.agent.memory.evidence import TrialEvidence, describe_evidence
 from cclsearch.propose.agent.memory.history import last_insights, past_turns
@@ -305,7 +305,7 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
             else f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free"
         ),
         *([prompt_input.standing] if prompt_input.standing else []),
-        *_broken_off_lines(view),
+        *_abandoned_lines(view),
         *(["this is the last trial: the search ends with it"] if view.budget_left == 1 else []),
         f"noise: {describe_noise(view, table.scatter)}",
         *([f"trials that you may still doubt: {doubts}"] if view.observations else []),
@@ -313,9 +313,9 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
     ]
 
 
-def _broken_off_lines(view: SearchView) -> list[str]:
+def _abandoned_lines(view: SearchView) -> list[str]:
     """Tell the model to choose the rest of its turn anew, with its queue; empty if no turn ended early."""
-    broken = find_broken_off(view)
+    broken = find_abandoned(view)
     if broken is None:
         return []
     queued = " and ".join(f"({format_config(view.space, item.config)})" for item in broken.dropped)
