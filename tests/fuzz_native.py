@@ -33,7 +33,7 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
     from test_trace_native import rich_events, with_long_times
     from trace_mutations import difference, mutate
 
-    from cclsearch.trace.find import TraceFile
+    from cclsearch.trace.files.find import TraceFile
     from cclsearch.trace.read import read_file
     from cclsearch.trace.readers import json_events
     from cclsearch.trace.readers.json_structs import TimePrefix

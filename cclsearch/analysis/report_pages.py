@@ -22,7 +22,7 @@ from cclsearch.run.folder import Run
 from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
-from cclsearch.trace.run_log import TRACE_FOLDER
+from cclsearch.trace.files.run_log import TRACE_FOLDER
 
 MAX_PREDICTED = 8
 """How many neighbors that did not run are shown, with their predicted metric."""
@@ -55,9 +55,9 @@ def read_step(run: Run) -> StepOfRanks | None:
     trial = next((t for t in trials if t and (run.trial_folder(t.number) / TRACE_FOLDER).is_dir()), None)
     if trial is None:
         return None
+    from cclsearch.trace.answers.timeline import find_lanes
     from cclsearch.trace.open import open_trace
     from cclsearch.trace.score import try_diagnose
-    from cclsearch.trace.timeline import find_lanes
 
     try:
         view = open_trace(run.trial_folder(trial.number), card=run.spec.card, config=trial.config)

@@ -12,10 +12,10 @@ from cclsearch.cli.arguments import take
 from cclsearch.core.errors import require_writable
 from cclsearch.core.text import plain
 from cclsearch.core.values import Config
+from cclsearch.trace.answers.score_request import ScoreRequest, list_metrics, score_request
 from cclsearch.trace.ccl_bench import StepScoreReference
 from cclsearch.trace.export.perfetto import export_perfetto
-from cclsearch.trace.kernel_classes import use_classes
-from cclsearch.trace.score_request import ScoreRequest, list_metrics, score_request
+from cclsearch.trace.names.kernel_classes import use_classes
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     scored = score_request(request)
     if args.picture:
         from cclsearch.report.write import write_picture
-        from cclsearch.trace.timeline import draw_pictures
+        from cclsearch.trace.answers.timeline import draw_pictures
 
         for name, chart in draw_pictures(scored.views[-1]).items():
             write_picture(chart, Path(args.picture) / name)

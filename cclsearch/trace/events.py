@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from cclsearch.trace.run_log import RunLog
+from cclsearch.trace.files.run_log import RunLog
 from cclsearch.trace.status import FileStatus, Status
 
 if TYPE_CHECKING:

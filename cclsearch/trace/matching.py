@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cclsearch.trace.cache import release_memory
 from cclsearch.trace.events import POINT_TO_POINT, Collective, CollectiveKind, EventTable, Kind
+from cclsearch.trace.files.cache import release_memory
 from cclsearch.trace.intervals import Int64s
 
 _BLOCKING = frozenset(

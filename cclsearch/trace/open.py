@@ -11,8 +11,8 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
+from cclsearch.trace.files.run_log import TRACE_FOLDER
 from cclsearch.trace.read import read_traces
-from cclsearch.trace.run_log import TRACE_FOLDER
 from cclsearch.trace.view import TraceView
 
 CONFIG_FILE = "config.json"

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.core.text import one_line
-from cclsearch.trace.cache import cache_path, load_tables, save_tables
 from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
-from cclsearch.trace.find import TraceFile, find_traces
-from cclsearch.trace.merge import FileTables, merge_tables
-from cclsearch.trace.pool import read_in_processes
+from cclsearch.trace.files.cache import cache_path, load_tables, save_tables
+from cclsearch.trace.files.find import TraceFile, find_traces
+from cclsearch.trace.files.merge import FileTables, merge_tables
+from cclsearch.trace.files.pool import read_in_processes
+from cclsearch.trace.files.run_log import read_run_log
 from cclsearch.trace.readers.base import READERS
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
-from cclsearch.trace.run_log import read_run_log
 from cclsearch.trace.status import FileStatus, Status
 
 BYTES_PER_PROCESS = 256 << 20

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cclsearch.space.table import count_ranks
-from cclsearch.trace.cache import release_memory
 from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet, rows_of_kinds
+from cclsearch.trace.files.cache import release_memory
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.matching import Matching, match_collectives
 from cclsearch.trace.result import NotAvailable, if_available

@@ -15,7 +15,7 @@ from cclsearch.core.values import Failure, FailureKind, Model
 from cclsearch.launch.collect import collect_end, collect_result
 from cclsearch.launch.slurm.job_files import read_object
 from cclsearch.tasks.training.contract import TrainingResult
-from cclsearch.trace.run_log import read_run_log
+from cclsearch.trace.files.run_log import read_run_log
 
 
 def make_socket(path: Path) -> None:

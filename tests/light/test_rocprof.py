@@ -11,7 +11,7 @@ import pytest
 from rocprof_writer import dispatch, record, rocprof_document, rocprof_process, training_process
 
 from cclsearch.trace.events import CollectiveKind, Kind, Reason, TraceSet
-from cclsearch.trace.find import find_traces
+from cclsearch.trace.files.find import find_traces
 from cclsearch.trace.read import read_file, read_traces
 from cclsearch.trace.readers import json_sections
 from cclsearch.trace.readers.stream import ReadLimits

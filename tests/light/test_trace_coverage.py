@@ -17,11 +17,11 @@ from trace_tables import Timeline, make_set
 from cclsearch.trace.diagnosis.diagnose import diagnose_trace
 from cclsearch.trace.events import CollectiveKind, Kind, OpShape, Reason
 from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
-from cclsearch.trace.kernel_classes import ComputeClass
+from cclsearch.trace.files.run_log import RunLog, read_run_log
 from cclsearch.trace.matching import share_clock
 from cclsearch.trace.metric import Status
+from cclsearch.trace.names.kernel_classes import ComputeClass
 from cclsearch.trace.read import read_traces
-from cclsearch.trace.run_log import RunLog, read_run_log
 from cclsearch.trace.score import score_view
 from cclsearch.trace.view import TraceView
 

@@ -14,8 +14,8 @@ from cclsearch.trace.events import (
     Kind,
     Reason,
 )
-from cclsearch.trace.kernel_names import kernel_family
 from cclsearch.trace.metric import Status
+from cclsearch.trace.names.kernel_names import kernel_family
 from cclsearch.trace.view import RankView, TraceView
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

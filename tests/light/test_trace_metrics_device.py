@@ -22,8 +22,8 @@ from cclsearch.trace.events import (
     Reason,
 )
 from cclsearch.trace.flops import count_op_flops
-from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Status
+from cclsearch.trace.names.kernel_classes import ComputeClass
 from cclsearch.trace.view import TraceView
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

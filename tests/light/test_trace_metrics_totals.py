@@ -12,6 +12,7 @@ from trace_measures import measure, roofline_table, step_timeline
 from trace_tables import Timeline
 
 from cclsearch.trace.events import CollectiveKind, Kind, OpShape, Reason
+from cclsearch.trace.files.run_log import read_run_log
 from cclsearch.trace.flops import count_op_bytes
 from cclsearch.trace.intervals import (
     Int64s,
@@ -26,9 +27,8 @@ from cclsearch.trace.intervals import (
     total_ns,
     unite_spans,
 )
-from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metric import Status
-from cclsearch.trace.run_log import read_run_log
+from cclsearch.trace.names.kernel_classes import ComputeClass
 
 
 def test_seconds_of_kernels_and_compute_are_covered_per_step_and_summed_beside():

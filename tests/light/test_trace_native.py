@@ -18,7 +18,7 @@ from paths import ROOT
 from trace_mutations import ODD_MEMBERS, ODD_VALUES, difference, mutate
 
 from cclsearch.trace.events import DEVICE_WORK, EventTable, FileReport
-from cclsearch.trace.find import TraceFile
+from cclsearch.trace.files.find import TraceFile
 from cclsearch.trace.read import read_file, read_traces
 from cclsearch.trace.readers import json_events
 from cclsearch.trace.readers.kineto import parts, scanned, scanner

@@ -10,13 +10,13 @@ from trace_measures import measure, step_timeline
 from trace_tables import Timeline, make_set
 
 from cclsearch.core.errors import UserError
-from cclsearch.trace.difference import comparable_family, compare_traces, list_unclassified
+from cclsearch.trace.answers.difference import comparable_family, compare_traces, list_unclassified
+from cclsearch.trace.answers.operators import build_operator_tree
+from cclsearch.trace.answers.partial_card import load_scoring_card
+from cclsearch.trace.answers.text_report import format_changes, format_operators, format_unclassified
 from cclsearch.trace.events import EventTable, Kind, Reason
-from cclsearch.trace.kernel_classes import VARIABLE, ComputeClass
 from cclsearch.trace.metric import MetricResult, Status
-from cclsearch.trace.operators import build_operator_tree
-from cclsearch.trace.partial_card import load_scoring_card
-from cclsearch.trace.text_report import format_changes, format_operators, format_unclassified
+from cclsearch.trace.names.kernel_classes import VARIABLE, ComputeClass
 from cclsearch.trace.view import TraceView
 
 

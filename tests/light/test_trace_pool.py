@@ -14,11 +14,12 @@ import pytest
 import trace_writer as write
 
 from cclsearch.plugins import METRICS
-from cclsearch.trace import pool, read, view
-from cclsearch.trace.cache import cache_path
+from cclsearch.trace import read, view
 from cclsearch.trace.events import SPARSE_COLUMNS, FileReport, Reason, TraceSet
-from cclsearch.trace.find import TraceFile
-from cclsearch.trace.merge import FileTables
+from cclsearch.trace.files import pool
+from cclsearch.trace.files.cache import cache_path
+from cclsearch.trace.files.find import TraceFile
+from cclsearch.trace.files.merge import FileTables
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
 

@@ -18,9 +18,9 @@ from paths import TESTS
 from privileges import enforced_permissions
 
 from cclsearch.core.text import one_line
-from cclsearch.trace.cache import cache_path
 from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, EventTable, Kind, Reason
-from cclsearch.trace.kernel_classes import ComputeClass
+from cclsearch.trace.files.cache import cache_path
+from cclsearch.trace.names.kernel_classes import ComputeClass
 from cclsearch.trace.read import read_traces
 
 

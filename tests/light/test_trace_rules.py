@@ -15,7 +15,7 @@ from cclsearch.core.values import Config
 from cclsearch.evaluation.trace_evidence import read_trace_evidence
 from cclsearch.scoring.evidence import OtherTrial, TracedCollective, TracedProducts, TracedRank
 from cclsearch.scoring.outcome import AttemptWindow
-from cclsearch.trace.kinds import classify_precision
+from cclsearch.trace.names.kinds import classify_precision
 
 START_S = 1_795_000_000.0
 WINDOW = AttemptWindow(started_s=START_S, ended_s=START_S + 100.0, elapsed_s=100.0)

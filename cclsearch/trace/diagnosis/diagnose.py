@@ -10,11 +10,11 @@ from cclsearch.trace.collectives import explain_no_communication, group_label
 from cclsearch.trace.diagnosis.causes import Cause, combine_causes, have_periods, median_causes
 from cclsearch.trace.events import CollectiveKind, EventTable, Reason
 from cclsearch.trace.intervals import covered_ns
-from cclsearch.trace.kernel_names import kernel_family
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.breakdown import find_least_waiting_rank
 from cclsearch.trace.metrics.communication import measure_last_arriver
 from cclsearch.trace.metrics.kernels import mean_family_seconds
+from cclsearch.trace.names.kernel_names import kernel_family
 from cclsearch.trace.view import RankView, TraceView
 
 NUM_TOP = 3

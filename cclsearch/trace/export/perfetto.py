@@ -25,8 +25,8 @@ from cclsearch.trace.diagnosis.critical_path import PathSegment, find_critical_p
 from cclsearch.trace.diagnosis.gaps import CAUSES, find_idle_gaps
 from cclsearch.trace.events import Collective, Kind
 from cclsearch.trace.intervals import Int64s
-from cclsearch.trace.kernel_classes import ComputeClass
 from cclsearch.trace.metrics.launches import find_queue_length
+from cclsearch.trace.names.kernel_classes import ComputeClass
 from cclsearch.trace.readers.builtin import OWN_TIMELINE
 from cclsearch.trace.result import NotAvailable
 from cclsearch.trace.view import RankView, TraceView

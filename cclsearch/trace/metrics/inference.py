@@ -11,10 +11,10 @@ from pydantic import JsonValue
 
 from cclsearch.card.model import Phase
 from cclsearch.trace.events import DEVICE_WORK, Reason
+from cclsearch.trace.files.run_log import RunLog
 from cclsearch.trace.metric import Draft, NotAvailable, metric
+from cclsearch.trace.names.step_markers import read_marker
 from cclsearch.trace.result import if_available
-from cclsearch.trace.run_log import RunLog
-from cclsearch.trace.step_markers import read_marker
 from cclsearch.trace.view import RankView, TraceView
 
 

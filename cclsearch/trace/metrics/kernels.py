@@ -8,9 +8,9 @@ from pydantic import JsonValue
 
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
-from cclsearch.trace.kernel_names import kernel_family
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.totals import seconds_by_class
+from cclsearch.trace.names.kernel_names import kernel_family
 from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView
 

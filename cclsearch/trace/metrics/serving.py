@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import JsonValue
 
 from cclsearch.trace.events import Reason
+from cclsearch.trace.files.run_log import ServingLog
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.run_log import ServingLog
 from cclsearch.trace.view import TraceView
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from cclsearch.trace.events import Collective, CollectiveKind, DeviceInfo, EventTable, Kind, Reason
-from cclsearch.trace.kinds import classify_collective
+from cclsearch.trace.names.kinds import classify_collective
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
 from cclsearch.trace.readers.protobuf_wire import (

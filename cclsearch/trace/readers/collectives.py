@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from cclsearch.trace.events import Collective, CollectiveKind, ProcessGroup
-from cclsearch.trace.kinds import bytes_per_element, classify_collective
+from cclsearch.trace.names.kinds import bytes_per_element, classify_collective
 
 
 def collective_from_args(args: dict[str, Any], kernel: str, groups: dict[str, ProcessGroup]) -> Collective:

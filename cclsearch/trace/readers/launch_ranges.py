@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind
-from cclsearch.trace.kinds import classify_collective
+from cclsearch.trace.names.kinds import classify_collective
 from cclsearch.trace.readers.columns import Interner
 
 HOST_CALL = re.compile(r"^(nccl|rccl):|^(c10d|_c10d_functional)::")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import Kind, MemoryPoints, Reason
-from cclsearch.trace.kinds import KINETO_KINDS, UNSUPPORTED_PREFIX
+from cclsearch.trace.names.kinds import KINETO_KINDS, UNSUPPORTED_PREFIX
 from cclsearch.trace.readers.columns import Column, Interner, SparseColumn, is_time, to_int32, to_int64, to_ns
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Instant, Meta, Span

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, Collective, CollectiveKind, EventTable, Kind, OpShape, ProcessGroup
-from cclsearch.trace.kinds import classify_collective, classify_operator
+from cclsearch.trace.names.kinds import classify_collective, classify_operator
 from cclsearch.trace.readers.collectives import collective_of_backend
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.table_builder import steps_at

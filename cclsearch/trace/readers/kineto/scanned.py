@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 
 from cclsearch.trace.events import Kind
-from cclsearch.trace.kernel_classes import kernel_class
+from cclsearch.trace.names.kernel_classes import kernel_class
 from cclsearch.trace.readers.kineto.args import SHAPED_OPS
 from cclsearch.trace.readers.kineto.builder import KinetoBuilder
 from cclsearch.trace.readers.kineto.scanner import (

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import Kind
-from cclsearch.trace.kinds import KINETO_KINDS
+from cclsearch.trace.names.kinds import KINETO_KINDS
 from cclsearch.trace.readers.json_structs import Meta, TimePrefix
 
 VERSION = 7

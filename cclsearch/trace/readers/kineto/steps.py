@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import Kind, Step, rows_of_kinds
+from cclsearch.trace.names.step_markers import MarkerSpan, read_marker, steps_of_marks
 from cclsearch.trace.readers.table_builder import step_of_launches, steps_at
-from cclsearch.trace.step_markers import MarkerSpan, read_marker, steps_of_marks
 
 DEVICE_SOURCE = "gpu_annotation"
 """`step_source` if only the device's timeline has markers."""

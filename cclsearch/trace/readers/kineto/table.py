@@ -23,7 +23,7 @@ from cclsearch.trace.events import (
     Reason,
     Step,
 )
-from cclsearch.trace.kinds import classify_kernel
+from cclsearch.trace.names.kinds import classify_kernel
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
 from cclsearch.trace.readers.columns import Interner, positive_int
 from cclsearch.trace.readers.kineto.args import read_grid, read_shape

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import Collective, CollectiveKind, ProcessGroup
-from cclsearch.trace.kinds import classify_collective
+from cclsearch.trace.names.kinds import classify_collective
 from cclsearch.trace.readers.collectives import collective_from_args, collective_of_backend
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.kineto.cpu import BACKEND_CALL, COLLECTIVE_OP

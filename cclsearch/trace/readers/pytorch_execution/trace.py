@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, Distributed, EventTable, Kind, OpShape, ProcessGroup, Reason, Step
-from cclsearch.trace.kinds import classify_kernel, classify_operator
+from cclsearch.trace.names.kinds import classify_kernel, classify_operator
+from cclsearch.trace.names.step_markers import MarkerSpan, steps_of_marks
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.json_sections import SectionReader
 from cclsearch.trace.readers.kineto.args import SHAPED_OPS
@@ -27,7 +28,6 @@ from cclsearch.trace.readers.pytorch_execution.nodes import MAX_ID, ExecutionNod
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 from cclsearch.trace.readers.table_builder import steps_at
 from cclsearch.trace.status import FileStatus
-from cclsearch.trace.step_markers import MarkerSpan, steps_of_marks
 
 _ROWS_PER_ENTRY = 20
 _SCHEMA = re.compile(r"1\.[01](\.|$)")

@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from cclsearch.trace.events import Collective, CollectiveKind, Kind
-from cclsearch.trace.kinds import classify_collective, classify_xla
+from cclsearch.trace.names.kinds import classify_collective, classify_xla
 from cclsearch.trace.readers.xla.planes import Stats, XlaRow
 from cclsearch.trace.readers.xla.shapes import measure_result
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cclsearch.trace.events import OpCost, OpShape
 from cclsearch.trace.flops import precision_of
-from cclsearch.trace.kinds import bytes_per_element
+from cclsearch.trace.names.kinds import bytes_per_element
 from cclsearch.trace.readers.protobuf_wire import to_signed
 
 MAX_FLOPS = 1e30

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.trace.events import EventTable, Kind, Reason
-from cclsearch.trace.kernel_classes import ComputeClass
-from cclsearch.trace.kinds import classify_kernel, classify_xla
+from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kinds import classify_kernel, classify_xla
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.xla.collectives import join_pairs
 from cclsearch.trace.readers.xla.costs import Programs, add_costs

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cclsearch.trace.events import POINT_TO_POINT, CollectiveKind
-from cclsearch.trace.kinds import bytes_per_element
+from cclsearch.trace.names.kinds import bytes_per_element
 
 _SHAPE = re.compile(r"\b(?P<dtype>(?!token|opaque)[a-z]\w*)\[(?P<dims>(?:\d{1,15}(?:,|(?=\])))*)\]")
 _OPCODE = re.compile(r"\s*(?P<opcode>[a-z][a-z0-9-]*)\(")

@@ -11,8 +11,8 @@ from typing import Any
 
 from cclsearch.launch.contract import NONCE_MARK
 from cclsearch.trace.events import Kind
+from cclsearch.trace.names.step_markers import XLA_PROGRAM, read_marker
 from cclsearch.trace.readers.xla.planes import Plane, Stats, XEvent, XlaRow, int_or_none
-from cclsearch.trace.step_markers import XLA_PROGRAM, read_marker
 
 MAX_HOST_ROWS = 2_000_000
 MAX_MARKS = 1000

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, EventTable, MemoryPoints, TableFacts
-from cclsearch.trace.kernel_classes import load_classes
+from cclsearch.trace.names.kernel_classes import load_classes
 
 READER_VERSION = 7
 """Increase it whenever the content of the columns changes."""

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.trace.answers.operators import enclosing_operators
 from cclsearch.trace.events import EventTable, Kind
-from cclsearch.trace.operators import enclosing_operators
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta, Span

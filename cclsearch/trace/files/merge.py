@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cclsearch.core.text import one_line
-from cclsearch.trace.cache import release_memory
 from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
-from cclsearch.trace.execution_join import join_execution_trace, read_record_ids
-from cclsearch.trace.find import TraceFile
+from cclsearch.trace.files.cache import release_memory
+from cclsearch.trace.files.execution_join import join_execution_trace, read_record_ids
+from cclsearch.trace.files.find import TraceFile
 from cclsearch.trace.matching import blocking_groups, share_clock
 from cclsearch.trace.readers.stream import TraceError
 from cclsearch.trace.status import FileStatus, Status

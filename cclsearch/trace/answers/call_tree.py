@@ -9,10 +9,10 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.core.text import one_line
+from cclsearch.trace.answers.operators import bare_name, step_names
 from cclsearch.trace.events import Kind
 from cclsearch.trace.flops import count_ops
 from cclsearch.trace.intervals import Int64s
-from cclsearch.trace.operators import bare_name, step_names
 from cclsearch.trace.view import RankView, TraceView
 
 MAX_DEPTH = 100

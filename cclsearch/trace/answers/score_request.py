@@ -11,15 +11,11 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import METRICS
 from cclsearch.core.table import format_table
 from cclsearch.core.values import Config
-from cclsearch.trace.call_tree import build_call_tree
-from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE, StepScoreReference, check_metric_name, measure_by_name
-from cclsearch.trace.difference import compare_traces, list_unclassified
-from cclsearch.trace.metric import MetricResult
-from cclsearch.trace.open import open_trace, read_config
-from cclsearch.trace.operators import build_operator_tree
-from cclsearch.trace.partial_card import load_scoring_card
-from cclsearch.trace.score import try_diagnose
-from cclsearch.trace.text_report import (
+from cclsearch.trace.answers.call_tree import build_call_tree
+from cclsearch.trace.answers.difference import compare_traces, list_unclassified
+from cclsearch.trace.answers.operators import build_operator_tree
+from cclsearch.trace.answers.partial_card import load_scoring_card
+from cclsearch.trace.answers.text_report import (
     NO_KERNELS,
     compare_metrics,
     format_call_tree,
@@ -31,6 +27,10 @@ from cclsearch.trace.text_report import (
     format_ranks,
     format_unclassified,
 )
+from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE, StepScoreReference, check_metric_name, measure_by_name
+from cclsearch.trace.metric import MetricResult
+from cclsearch.trace.open import open_trace, read_config
+from cclsearch.trace.score import try_diagnose
 from cclsearch.trace.view import NO_TIMES, TraceView
 
 CORE = (

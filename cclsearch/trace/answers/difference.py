@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import JsonValue
 
+from cclsearch.trace.answers.operators import seconds_by_operator
 from cclsearch.trace.events import Kind
-from cclsearch.trace.kernel_names import kernel_family
-from cclsearch.trace.operators import seconds_by_operator
+from cclsearch.trace.names.kernel_names import kernel_family
 from cclsearch.trace.view import TraceView
 
 Figures = Mapping[str, tuple[float, float]]

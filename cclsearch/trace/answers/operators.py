@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from cclsearch.core.text import one_line
 from cclsearch.trace.events import Kind
 from cclsearch.trace.intervals import Int64s
-from cclsearch.trace.step_markers import read_marker
+from cclsearch.trace.names.step_markers import read_marker
 from cclsearch.trace.view import RankView, TraceView
 
 MAX_DEPTH = 24

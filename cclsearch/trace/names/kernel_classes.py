@@ -24,7 +24,7 @@ from pathlib import Path
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.trace.kernel_names import KernelName, split_kernel_name
+from cclsearch.trace.names.kernel_names import KernelName, split_kernel_name
 
 
 class ComputeClass(IntEnum):

@@ -1,0 +1,1 @@
+"""Names of kernels, operations and step markers, and what they mean."""
