@@ -32,7 +32,7 @@ from cclsearch.tasks.base import task_of
 from cclsearch.trace.claims import ShownClaim
 
 NUMERIC_KNOBS = (PRECISION, "quantisation", "quantization")
-"""Knobs that change what is computed: only configurations with equal values of them are compared."""
+"""Knobs that change the computation: only configurations with equal values of them are compared."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Tuned:
     framework: str
     num_measured: int
     num_ranked: int
-    """Of these, how many ran and keep the limits."""
+    """Number of these that ran and keep the limits."""
     behind: float | None = None
-    """How many times worse its best configuration is than the best of all frameworks; None if none is ranked."""
+    """Ratio of its best configuration to the best of all frameworks (how many times worse); None if none is ranked."""
     middle: float | None = None
-    """How many times worse its middle ranked configuration is than its best."""
+    """Ratio of its middle ranked configuration to its best (how many times worse)."""
     value: float | None = None
     """The figure of its best configuration, in the unit of the case."""
     config: str = ""
@@ -59,7 +59,7 @@ class FrameworkCase:
 
     name: str
     measure: str
-    """What the frameworks are compared by, with its unit."""
+    """Metric by which the frameworks are compared, with its unit."""
     provenance: Provenance
     frameworks: tuple[Tuned, ...]
 
@@ -208,7 +208,7 @@ def _compare(name: str, measure: str, provenance: Provenance, rows: Sequence[_Me
 
 
 def _draw(cases: Sequence[FrameworkCase]) -> Chart:
-    """Return the chart; each case is named by what differs between the cases, and the rest is said at the axis."""
+    """Return the chart; each case is named by its differences from the others, and the axis has the rest."""
     parts = [case.name.split(", ") for case in cases]
     shared = [part for part in parts[0] if len(cases) > 1 and all(part in each for each in parts)]
     names = [", ".join(part for part in each if part not in shared) for each in parts]

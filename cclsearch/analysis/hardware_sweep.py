@@ -59,7 +59,7 @@ class HardwareSweep:
     notes: Sequence[str]
 
     def as_data(self) -> dict[str, object]:
-        """Return what `--json` prints."""
+        """Return the output of `--json`."""
         rows = [row.model_dump(mode="json") for row in self.rows]
         return {"provenance": "simulated", "rows": rows, "notes": list(self.notes)}
 
@@ -94,7 +94,7 @@ def ask_sweep(
     base: str | None = None,
     ranks: int | None = None,
 ) -> SweepAsked:
-    """Return what to compare, read from texts; raises UserError for one that cannot be read."""
+    """Return the comparison that the texts ask for; raises UserError for one that cannot be read."""
     return SweepAsked(
         clusters=[_read_option(text) for text in clusters],
         chips=[find_accelerator(name) for name in accelerators],

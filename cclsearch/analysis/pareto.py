@@ -42,7 +42,7 @@ class _Measured:
     metrics: Mapping[str, float]
     runs: int
     values: tuple[float, ...]
-    """As the objective minimizes them."""
+    """Values that the objective minimizes."""
 
 
 def gather_pareto_page(

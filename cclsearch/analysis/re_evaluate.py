@@ -62,7 +62,7 @@ class ReEvaluation:
 
     @property
     def reason(self) -> str:
-        """Why it is not ranked now, in one line; empty if it is."""
+        """Reason why it is not ranked now, in one line; empty if it is."""
         if self.now.admission and self.now.admission.reasons:
             return "; ".join(self.now.admission.reasons)
         if self.now.failure:

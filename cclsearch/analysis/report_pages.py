@@ -25,11 +25,12 @@ from cclsearch.tasks.base import task_of
 from cclsearch.trace.files.run_log import TRACE_FOLDER
 
 MAX_PREDICTED = 8
-"""How many neighbors that did not run are shown, with their predicted metric."""
+"""Number of shown neighbors that did not run, with their predicted metric."""
+# Fitting to N observations costs O(N^3).
 MAX_OBSERVATIONS = 100
-"""How many trials of a long search the prediction of neighbors uses."""
+"""Number of trials of a long search that the prediction of neighbors uses."""
 MAX_RANKS = 64
-"""Ranks whose step is drawn."""
+"""Number of ranks whose step is drawn."""
 MIN_P_SUCCESS = 0.5
 """Minimum predicted probability of success of such a neighbor."""
 
@@ -118,10 +119,8 @@ def predict_neighbors(run: Run) -> list[NeighborPoint]:
 
 
 def pick_nearest(observations: Sequence[Observation], config: Config) -> Sequence[Observation]:
-    """All observations, or the `MAX_OBSERVATIONS` that differ from the configuration in the fewest knobs.
-
-    Fitting to N observations costs O(N^3), and the prediction of a neighbor depends mostly on what is near it.
-    """
+    """All observations, or the `MAX_OBSERVATIONS` that differ from the configuration in the fewest knobs."""
+    # Fitting to N observations costs O(N^3), and the prediction of a neighbor depends mostly on the nearest ones.
     if len(observations) <= MAX_OBSERVATIONS:
         return observations
 

@@ -1,4 +1,4 @@
-"""Answers of `ccl-search space`: the search space of a workload, and which rule rejects a configuration."""
+"""Answers of `ccl-search space`: the search space of a workload, and the rule that rejects a configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SpaceListing:
     optional: Sequence[FrameworkKnob]
 
     def as_data(self, *, num_rows: int = 0) -> dict[str, Any]:
-        """Return what `--json` prints."""
+        """Return the output of `--json`."""
         card, space = self.subject.card, self.space
         return {
             "workload": card.name,
@@ -126,7 +126,7 @@ class ConfigAnswer:
     prediction: Mapping[str, Any] | None
     launch: LaunchForm | None
     why_empty: str
-    """Why the search space is empty; an empty text if it is not."""
+    """Reason why the search space is empty; "" if it is not."""
 
     @property
     def is_legal(self) -> bool:
@@ -134,7 +134,7 @@ class ConfigAnswer:
         return self.num_completions > 0 and not any(verdict.ok is False for verdict in self.verdicts)
 
     def as_data(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
+        """Return the output of `--json`."""
         answer = {
             "workload": self.subject.card.name,
             "framework": self.subject.framework_name,
@@ -175,7 +175,7 @@ class ConfigAnswer:
 
 
 def answer_config(subject: Subject, assignments: str, *, with_launch: bool = False) -> ConfigAnswer:
-    """Return what the rules say about `tp=2,dp=8`; values that nothing leaves open are filled in."""
+    """Return the rules' verdicts on `tp=2,dp=8`; values that follow from these are filled in."""
     knobs: Sequence[Knob] = subject.recording.space.knobs if subject.recording is not None else ()
     if subject.framework is not None:
         knobs = resolve_knobs(subject.card, subject.framework, subject.knobs, subject.use_fewer)

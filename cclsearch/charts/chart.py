@@ -13,6 +13,8 @@ from typing import Any
 
 from cclsearch.core.values import Value
 
+# The series hues are Okabe and Ito's, which color-blind people can distinguish, darkened or lightened to a contrast of
+# 4.5:1 as text.
 PALETTE: dict[str, tuple[str, str]] = {
     "paper": ("#ffffff", "#12161c"),
     "ink": ("#1b1f24", "#e6e9ee"),
@@ -28,8 +30,7 @@ PALETTE: dict[str, tuple[str, str]] = {
     "low": ("#d3e4f3", "#1d3347"),
     "high": ("#14568e", "#8bbde6"),
 }
-"""Role -> color on a light and on a dark background. The series hues are Okabe and Ito's, which color-blind people can
-distinguish, darkened or lightened to a contrast of 4.5:1 as text. Marks also differ in shape."""
+"""Role -> color on a light and on a dark background. Marks also differ in shape."""
 
 SERIES = ("$blue", "$orange", "$green", "$purple", "$yellow", "$gray", "$brown")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
@@ -74,7 +75,7 @@ CONFIG: Spec = {
     "text": {"color": "$ink", "fontSize": 12},
     "rule": {"color": "$muted"},
 }
-"""What all charts share."""
+"""Settings that all charts share."""
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ class OverlapPoint:
     overlap: float
     """Share of communication that computation hides."""
     seconds: float
-    """Of a step."""
+    """Seconds of a step."""
     cause: str
-    """Where most of the step goes."""
+    """Largest part of the step's time."""
 
 
 def draw_overlap(points: Sequence[OverlapPoint]) -> Chart:

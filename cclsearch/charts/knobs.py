@@ -1,4 +1,4 @@
-"""Charts of what knobs do: parallel coordinates, importance, one knob, and two knobs together."""
+"""Charts of the effects of knobs: parallel coordinates, importance, one knob, and two knobs together."""
 
 from __future__ import annotations
 

@@ -19,15 +19,15 @@ class FrontPoint:
     trial: int
     config: Mapping[str, Value]
     values: tuple[float, ...]
-    """As measured, in the order of the axes."""
+    """Measured values, in the order of the axes."""
     on_front: bool
     is_knee: bool = False
     interval: tuple[float, float] | None = None
-    """Of the first metric; None if the noise is unknown."""
+    """Interval of the first metric; None if the noise is unknown."""
     hypervolume_share: float = 0.0
     """Share of the Pareto front's hypervolume that would be lost without it."""
     scores: tuple[float, float] | None = None
-    """At weight 0 and at weight 1; more is better."""
+    """Scores at weight 0 and at weight 1; more is better."""
     chosen: tuple[float, float] | None = None
     """The weights that choose it."""
 

@@ -52,12 +52,12 @@ class TrialPoint:
     value: float | None = None
     """The figure as measured, also of a trial that was not admitted; None if it has none."""
     spread: float | None = None
-    """Relative spread of what was measured inside the trial."""
+    """Relative spread of the measurements inside the trial."""
     expected: float | None = None
     """The figure that was expected before the run."""
     proposer: str = ""
     note: str = ""
-    """Why it is not ranked."""
+    """Reason why it is not ranked."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -100,9 +100,9 @@ SIZE = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
 def draw_history(
     points: Sequence[TrialPoint], axis: Axis, *, summary: str, interval: tuple[float, float] | None = None
 ) -> Chart | None:
-    """The figure by trial with the best so far, the noise, and trials that do not count in gray.
+    """Draw the figure by trial with the best so far, the noise, and trials that do not count in gray.
 
-    `interval` is that of the best trial's true figure.
+    `interval` is of the best trial's true figure.
     """
     measured = [point for point in points if point.value is not None]
     if not measured:
@@ -317,6 +317,6 @@ def _places(points: Sequence[TrialPoint], knob: str) -> dict[Value, float]:
 
 
 def _title(axis: Axis) -> str:
-    """`Step time (simulated)`: a title says what its axis says of where the figures are from."""
+    """`Step time (simulated)`: a title states the origin of the figures, as its axis does."""
     mark = next((p.mark for p in Provenance if p.mark and axis.title.endswith(p.mark)), "")
     return axis.words[:1].upper() + axis.words[1:] + mark

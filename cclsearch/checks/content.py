@@ -17,7 +17,7 @@ from cclsearch.launch.profile import load_profile
 from cclsearch.scoring.objective import load_objective
 
 MAX_CHARACTERS = 160
-"""Of a description in a list."""
+"""Length of a description in a list."""
 _NEW_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,60}")
 
 
@@ -27,12 +27,12 @@ class ContentItem:
 
     name: str
     kind: str
-    """The launcher of a profile, the task of a card, what an objective ranks by; empty for a policy."""
+    """Launcher of a profile, task of a card, or metric of an objective; empty for a policy."""
     description: str
-    """What its file says of itself, or why the file cannot be read."""
+    """The file's own description, or why the file cannot be read."""
     path: Path
     is_shipped: bool
-    """Whether it is part of the package; otherwise it is of the project, or of a folder of `CCL_SEARCH_PATH`."""
+    """Whether it is part of the package; otherwise it is in the project, or in a folder of `CCL_SEARCH_PATH`."""
 
 
 def _describe_profile(path: Path) -> tuple[str, str]:

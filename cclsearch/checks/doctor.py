@@ -1,4 +1,4 @@
-"""Examines the machine: each check says what it found and, if something is missing, what to do."""
+"""Examine the machine: each check has a finding and, if something is missing, a remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMANDS = {
         "only developers need it, to test report.html: install chromium"
     ),
 }
-"""Names of a command -> what it is needed for, and how to get it."""
+"""Names of a command -> its purpose, and how to get it."""
 MIN_FREE_GIB = 0.2
 """With less space a search would soon stop: a trial leaves logs and, if it is profiled, traces."""
 

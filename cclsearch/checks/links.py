@@ -37,7 +37,7 @@ class Reduced(Model):
 
 
 class ProbedLinks(Model):
-    """`evidence.jsonl` of a probe, one line: what it measured."""
+    """One line of a probe's `evidence.jsonl`: its measurements."""
 
     endpoints: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -52,7 +52,7 @@ class ProbedLinks(Model):
 
 @dataclass(frozen=True)
 class Measured:
-    """The matrix, and all-reduces over all ranks beside what the matrix says of them."""
+    """The matrix, and measured all-reduces over all ranks beside the matrix's predictions."""
 
     links: LinkMatrix
     reduced: tuple[tuple[int, float, float], ...]
@@ -67,9 +67,9 @@ def measure_links(
     timeout_s: float,
     package: str | None = None,
 ) -> Measured:
-    """Run the probe as a job and return what it measured; UserError says in one line why it failed.
+    """Run the probe as a job and return its measurements; UserError names in one line the cause of a failure.
 
-    `package` is one of `PROBES`; by default what the profile's framework is built on, or torch.
+    `package` is one of `PROBES`; by default the base of the profile's framework, or torch.
     """
     own = find_framework(profile.framework) if profile.framework else None
     probe = PROBES[package or (own.package if own is not None and own.package in PROBES else "torch")]
@@ -117,7 +117,7 @@ def _run(launcher: Launcher, job: Job) -> None:
 
 
 def read_probe(path: Path, *, ring_per_port: bool | None = None) -> Measured:
-    """Return what a probe left in its folder; UserError if it cannot be used."""
+    """Return a probe's results in its folder; UserError if they are unusable."""
     try:
         found = ProbedLinks.model_validate(json.loads(read_job_bytes(path, MAX_BYTES)))
         links = LinkMatrix(

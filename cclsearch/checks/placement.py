@@ -27,7 +27,7 @@ KINDS = {
     "rank_order": "with the framework's degrees in another order",
     "ranks": "each rank at a place of its own, for any order of the degrees (srun or mpirun; not torchrun)",
 }
-"""Kind of placement -> what it changes, in words."""
+"""Kind of placement -> its change, in words."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Placement:
     predicted: float
     """The task's primary metric."""
     hosts: tuple[str, ...]
-    """Of each rank."""
+    """Host of each rank."""
     devices: tuple[int, ...]
-    """Of each rank of a node; empty: as they are numbered."""
+    """Device of each rank of a node; empty: in their numbering."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class OnLinks:
     value: float
     """The task's primary metric of the configuration that is best on the measured links, or was asked for."""
     best_value: float
-    """Of the best matching configuration on these links."""
+    """Value of the best matching configuration on these links."""
     best: Config
 
 
@@ -183,7 +183,7 @@ def predict_on_links(
 
 
 def vary_links(links: LinkMatrix) -> list[tuple[str, LinkMatrix]]:
-    """Return the matrix, and what it would be with links repaired or faster, each with its name."""
+    """Return the matrix, and variants with links repaired or faster, each with its name."""
     nodes = np.array(links.nodes or links.endpoints)
     between = nodes[:, None] != nodes[None, :]
     rates = np.array(links.gbps)

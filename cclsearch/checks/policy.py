@@ -28,13 +28,13 @@ class PolicyVerdict:
     config: Config | None
     is_legal: bool
     reasons: tuple[str, ...]
-    """Why it is rejected; empty if the configuration is in the search space."""
+    """Reasons for a rejection; empty if the configuration is in the search space."""
     note: str = ""
     """Knobs that were left out or filled in."""
     fits: float | None = None
     """Predicted probability of fitting into memory."""
     slower: float | None = None
-    """By how much the predicted primary metric is worse than the best prediction that fits: a factor, 1 for none."""
+    """Ratio of the predicted primary metric to the best prediction that fits (how many times worse; 1: equal)."""
     best: str = ""
     """The best prediction, in words."""
 

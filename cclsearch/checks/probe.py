@@ -45,13 +45,13 @@ class DeviceProbe(Model):
     copy_bytes_per_s: float
     """Bytes read and written per second by a copy of a large tensor."""
     launch_us: float
-    """Of a kernel that does almost nothing."""
+    """Launch time of a kernel that does almost nothing."""
     ranks: int
     """Local ranks of the collectives; 1: there were none to measure."""
     all_reduce_gbps: float | None = None
     """Gbit/s of a rank in one direction, from a large all-reduce (bus bandwidth)."""
     all_reduce_us: float | None = None
-    """Of an all-reduce of four bytes."""
+    """Time of an all-reduce of four bytes."""
 
     def best_rate(self, dtype: str) -> float:
         """Return the highest FLOP/s of that type; 0 if it was not measured."""

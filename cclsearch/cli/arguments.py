@@ -14,7 +14,7 @@ from cclsearch.core.text import guess_name
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows in `--help` what installed packages add."""
+    """Shows the additions of installed packages in `--help`."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
@@ -95,7 +95,7 @@ def positive_float(text: str) -> float:
 
 
 TYPES = {kind.__name__: kind for kind in (positive_int, whole_number, seed_number, positive_float, int, float, Path)}
-"""`type` of an argument in `arguments.yaml` -> what converts its text."""
+"""`type` of an argument in `arguments.yaml` -> function that converts its text."""
 
 
 def read_command(name: str) -> dict[str, Any]:

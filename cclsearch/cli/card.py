@@ -76,7 +76,7 @@ def _show(report: CardReport, *, as_json: bool) -> int:
 
 
 def _write(args: argparse.Namespace) -> int:
-    """Print or write a card with the model of a config.json; what that does not say is empty."""
+    """Print or write a card with the model of a config.json; fields that it does not state are empty."""
     if args.out is not None:
         require_writable(args.out, "--out")
         if args.out.exists():

@@ -128,7 +128,7 @@ LISTED = {
     "strategies": "cclsearch.propose.study.choose:list_strategies",
     "metrics": "cclsearch.core.metrics:METRICS.names",
 }
-"""Kind of names -> what lists them, imported when it is asked for; other kinds are folders of content."""
+"""Kind of names -> function that lists them, imported when it is called; other kinds are folders of content."""
 
 
 def _join_equals(words: Sequence[str]) -> list[str]:

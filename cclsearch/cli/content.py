@@ -16,11 +16,13 @@ NEXT = {
     "objectives": "change what it ranks by, then  ccl-search run --workload wl2 --objective {name}",
     "policies": "change what it proposes, then  ccl-search policy test {name}",
 }
-"""Content folder -> what to do with a copy."""
+"""Content folder -> instruction for a copy."""
 
 
 def run_content(folder: str, args: argparse.Namespace, argument: str) -> int:
-    """Run the action `list`, `show` or `copy` on that content folder; `argument` holds the name of what is meant."""
+    """Run the action `list`, `show` or `copy` on that content folder; `argument` names the attribute with the item's
+    name.
+    """
     if args.action == "list":
         items = list_items(folder)
         facts = ("name", "kind", "description", "is_shipped")

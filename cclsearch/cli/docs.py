@@ -55,7 +55,7 @@ def read_title(page: Path) -> str:
 
 
 def _find(pages: dict[str, Path], text: str, *, as_json: bool) -> int:
-    """Print every line that contains the text, whatever its case."""
+    """Print every line that contains the text, in any case."""
     found = [
         (name, number, line.strip())
         for name, path in pages.items()

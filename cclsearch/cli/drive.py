@@ -30,7 +30,7 @@ from cclsearch.run.spec import RunSpec
 from cclsearch.tracking.webhook import choose_webhook
 
 SPECIAL = {EndKind.JUDGING_ERRORS: EXIT_DEFECT, EndKind.SHARED_CAUSE: EXIT_SHARED_CAUSE}
-"""How a search stopped -> its exit code."""
+"""End of a search -> its exit code."""
 
 
 def drive_in_terminal(folder: Path, args: argparse.Namespace, changes: drive.Changes | None = None) -> int:

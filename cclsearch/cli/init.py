@@ -23,7 +23,7 @@ QUESTIONS = {
     "objective": "objective (empty: the task's): ",
 }
 RUNS_HERE = {"local": "it trains on this machine", "simulate": "nothing trains: its trials are simulated"}
-"""Launcher of a profile that needs no other machine -> what happens to its trials."""
+"""Launcher of a profile that needs no other machine -> note on its trials."""
 TEMPLATES = Path(__file__).parent / "new_project"
 
 

@@ -132,7 +132,7 @@ def _describe_placement(best: Placement, written: Path | None) -> list[str]:
 
 
 def _what_if(args: argparse.Namespace) -> int:
-    """Print what is predicted with other links, for one configuration and for the best one there."""
+    """Print the predictions with other links, for one configuration and for the best one there."""
     from cclsearch.checks.placement import predict_on_links
 
     config, unit, found = predict_on_links(args.workload, args.launcher, args.config, args.knob)
@@ -175,7 +175,7 @@ def _as_data(links: LinkMatrix, path: Path) -> dict[str, object]:
 
 
 SHOWN = 16
-"""Endpoints of which the whole matrix is printed."""
+"""Number of endpoints up to which the whole matrix is printed."""
 
 
 def _table(links: LinkMatrix) -> list[str]:

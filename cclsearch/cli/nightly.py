@@ -59,7 +59,7 @@ def _warn(line: str) -> None:
 
 
 def _install(args: argparse.Namespace, config: NightlyConfig) -> int:
-    """Install what starts the nights, or with `--dry-run` only print it."""
+    """Install the start of the nights, or with `--dry-run` only print it."""
     plan_jobs(config)
     given = {name: value for name in SCRONTAB_FLAGS if (value := getattr(args, name)) is not None}
     if given and not args.scrontab:

@@ -23,7 +23,7 @@ MAX_PROBLEMS = 30
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the names, or what a search would use of one; exit code 2 with one line per problem."""
+    """Print the names, or a search's use of one; exit code 2 with one line per problem."""
     if args.action == "list":
         if args.recording is not None:
             raise UserError("`recording list` takes no folder; `recording check` does")

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_prompt(folder: Path, number: int) -> int:
-    """Print what the first request of a turn said to the model; later ones add its look-ups and their answers."""
+    """Print the first request of a turn to the model; later ones add its look-ups and their answers."""
     turns = {record.turn: record for record in read_turns(folder)}
     if number not in turns:
         raise UserError(f"there is no turn {number}: {folder.name} has {', '.join(map(str, turns)) or 'none'}")

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask(run: Run, args: argparse.Namespace) -> UnknownPolicy | None:
-    """Return what the user wants done with trials that the ledger does not contain; None without a terminal."""
+    """Ask the user what to do with trials that the ledger does not contain; None without a terminal."""
     found = find_unknown_trials(run.folder, run.state)
     if not found or args.json or args.quiet or not (sys.stdin and sys.stdin.isatty() and is_terminal()):
         return None

@@ -89,10 +89,7 @@ def _find_earlier(name: str, runs: Path | None) -> Path:
 
 
 def _choose_extend(args: argparse.Namespace) -> str | None:
-    """Return what the LLM may add to the search space; by default what is listed, but nothing without a terminal.
-
-    None is nothing.
-    """
+    """Return the LLM's level of additions to the search space; by default listed ones, but None without a terminal."""
     watched = sys.stdin is not None and sys.stdin.isatty() and is_terminal() and hasattr(args, "extend")
     chosen = getattr(args, "extend", None) or (Extend.LISTED if watched else Extend.OFF).value
     return None if chosen == Extend.OFF.value else str(chosen)

@@ -93,7 +93,7 @@ def _watch_lines(folder: Path) -> Run:
 
 
 def _watch_events(folder: Path) -> int:
-    """Print what `run --json` prints: the events so far and each further one, then the summary."""
+    """Print the output of `run --json`: the events so far and each further one, then the summary."""
     *_, last = _follow(folder, lambda event: print(EVENT.dump_json(event).decode(), flush=True))
     print(summarize_as_json(last.spec, last.state, folder))
     return EXIT_OK

@@ -48,7 +48,7 @@ class TrialComparison:
         self._baseline: int | None = None
 
     def judge(self, trial: Trial, outcome: Outcome, state: RunState) -> Outcome:
-        """Return the outcome with the verdict on the values that the trial has in common with those of the search."""
+        """Return the outcome with the verdict on the values that the trial shares with the search's other trials."""
         self._read(state)
         if outcome.admission is None or outcome.provenance is not Provenance.MEASURED:
             return outcome
@@ -150,7 +150,7 @@ class TrialComparison:
         return Verdict(rule=rule, ok=own is not None and own is ballot.largest, detail=detail)
 
     def _describe(self, payload: Any, vote: Vote, group: Group) -> str:
-        """Return how a trial's values compare with those of a group: both figures where they differ most."""
+        """Describe how a trial's values compare with a group's: both figures at their largest difference."""
         other = next((each for each in group.votes if each.trial != vote.trial), group.first)
         found, names = vote.deviate(other), _name_trials([n for n in group.trials if n != vote.trial])
         if found.size <= 0:
@@ -169,7 +169,7 @@ class TrialComparison:
         return replace_verdict(outcome, verdict, self._spec.objective, find_baseline(state))
 
     def _rescore(self, writer: RunWriter, now_s: Callable[[], float]) -> None:
-        """Score every ranked trial anew if the objective compares with the baseline, which is another trial now."""
+        """Score every ranked trial anew if the objective compares with the baseline, since the baseline changed."""
         state, before = writer.state, self._baseline
         self._baseline = state.baseline.number if state.baseline else None
         if not self._spec.objective.needs_baseline or self._baseline in (None, before):

@@ -1,7 +1,7 @@
-"""Controls: the best configuration runs again where the cluster may have changed, so that its figures are comparable.
+"""Controls: the best configuration runs again when the cluster may have changed, so that figures stay comparable.
 
-A window is a day, a node set and an allocation. Figures of another window are divided by its ratio to the first, which
-configurations that ran in both show; the ledger keeps what was measured. Controls cost no budget.
+A window is a day, a node set and an allocation. Figures of another window are divided by its ratio to the first, from
+configurations that ran in both; the ledger keeps the measured figures. Controls cost no budget.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find_window(spec: RunSpec, trial: Trial, evidence: Evidence, state: RunState
 
 
 def can_correct(spec: RunSpec) -> bool:
-    """Whether figures are corrected: measured ones, of an objective of one metric, whose loss is proportional to it."""
+    """Whether figures can be corrected: measured, with an objective of one metric whose loss is proportional to it."""
     objective = spec.objective
     term = objective.terms[0]
     is_ratio = term.direction is Direction.MINIMIZE or term.reciprocal
@@ -82,7 +82,7 @@ def _count_since_control(state: RunState) -> int:
 
 
 def correct_observations(observations: Sequence[Observation], spec: RunSpec, state: RunState) -> Sequence[Observation]:
-    """Return what a proposer sees: losses and the objective's metric as they would be in the first window."""
+    """Return a proposer's observations: losses and the objective's metric, corrected to the first window."""
     if len(state.windows.names) < 2 or not can_correct(spec):
         return observations
     primary = task_of(spec.card).primary_metric

@@ -71,7 +71,7 @@ class TrialEvaluator:
 
 
 def read_traced(folder: Path, card: Card, payload: TrialInput) -> TraceEvidence | None:
-    """Return what a trial's traces show; None if it writes none, as recorded and simulated trials do."""
+    """Return the evidence in a trial's traces; None if it writes none, as recorded and simulated trials do."""
     if not payload.wants_traces:
         return None
     from cclsearch.evaluation.trace_evidence import read_trace_evidence  # the trace toolkit, a fifth of the engine

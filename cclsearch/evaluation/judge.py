@@ -25,7 +25,7 @@ DISK_ERRNOS = frozenset(
     )
     if hasattr(errno, name)
 )
-"""Errors of the disk and its file system, not of what is judged: they stop the search, which continues later."""
+"""Errors of the disk and its file system, not of the trial: they stop the search, which continues later."""
 
 
 def judge(evaluate: Callable[[], Outcome], provenance: Provenance) -> tuple[Outcome, str]:

@@ -1,4 +1,4 @@
-"""What the evaluation of a trial needs besides its folder: when its attempt ran, and the other trials of the search."""
+"""Inputs of a trial's evaluation besides its folder: its attempt's times, and the other trials of the search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cclsearch.scoring.outcome import AttemptWindow
 
 
 def list_others(state: RunState, trial: Trial) -> tuple[OtherTrial, ...]:
-    """Return what the rules compare with of the other measured trials that have finished."""
+    """Return the parts of the other finished, measured trials that the rules compare with."""
     if trial.submitting is None:
         return ()
     before = math.inf if trial.finished_s is None else trial.finished_s

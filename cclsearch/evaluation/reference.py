@@ -1,4 +1,4 @@
-"""Which configurations are good references: neither the strategy's favorites nor like the trials that disagree."""
+"""Choose good references: configurations unlike the strategy's favorites and unlike the trials that disagree."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cclsearch.space.knobs import canonical_name, meaning_of
 from cclsearch.space.table import Space
 
 MAX_ROWS = 20_000
-"""Rows of a search space among which a reference is chosen, evenly spread over a larger one."""
+"""Number of rows of a search space among which a reference is chosen, evenly spread over a larger one."""
 MAX_VOTERS = 100
-"""The latest trials with which each of these rows is compared."""
+"""Number of latest trials with which each of these rows is compared."""
 
 
 def rank_references(view: SearchView, voters: Sequence[Config], *, is_first: bool) -> Iterator[Config]:
@@ -36,7 +36,7 @@ def rank_references(view: SearchView, voters: Sequence[Config], *, is_first: boo
 
 
 def count_differences(space: Space, rows: NDArray[np.int64], voters: Sequence[Config]) -> NDArray[np.int64]:
-    """(N,) number of knobs in which each row differs from the voter that it is most like; all, without voters."""
+    """(N,) number of knobs in which each row differs from its most similar voter; all, without voters."""
     known = [row for config in voters[-MAX_VOTERS:] if (row := space.row(config)) is not None]
     fewest_N = np.full(len(rows), len(space.knobs))
     for row in known:
@@ -45,7 +45,7 @@ def count_differences(space: Space, rows: NDArray[np.int64], voters: Sequence[Co
 
 
 def count_neutral(space: Space, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(N,) knobs of each row that have their neutral value, as if the configuration did not have them."""
+    """(N,) number of knobs of each row with their neutral value."""
     neutral_N = np.zeros(len(rows), dtype=np.int64)
     for k, knob in enumerate(space.knobs):
         neutral = meaning_of(canonical_name(knob.name)).neutral

@@ -20,7 +20,8 @@ from cclsearch.trace.view import NO_TIMES, TraceView
 
 
 def _require_times(traces: TraceSet) -> TraceSet:
-    """Return the traces; execution traces, which have no times, prove nothing and count as unreadable."""
+    """Return the traces; execution traces count as unreadable."""
+    # They have no times and so prove nothing.
     if all(table.is_timed for table in traces.tables.values()):
         return traces
     return TraceSet({}, Status.NOT_AVAILABLE, (Reason.NO_TIMES,), NO_TIMES, files=traces.files, folder=traces.folder)

@@ -1,4 +1,4 @@
-"""Whose trace a trial's is: the attempt's nonce, absolute times, and a hash that only this run can have."""
+"""Identify the attempt of a trace: by its nonce, absolute times, and a hash that only this run can have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_DISTINCT = 50
 
 
 def read_origins(traces: TraceSet) -> dict[int, TracedRank]:
-    """Return what shows the origin of each rank's trace."""
+    """Return the evidence of each rank's origin."""
     return {rank: _read_origin(table) for rank, table in traces.tables.items()}
 
 

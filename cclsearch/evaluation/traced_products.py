@@ -1,4 +1,4 @@
-"""The matrix products of a step in a trial's traces: how many, in which precision, and how much cannot be seen."""
+"""The matrix products of a step in a trial's traces: their FLOPs, their precision, and the invisible part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAY_MULTIPLY = (
 )
 """Classes of kernels that may compute matrix products; elementwise, norm, reduction, optimizer and embedding do not."""
 GENEROUS_RATE = 2.0
-"""If the device's peak is unknown, kernels without shapes may have been this much faster than those with shapes."""
+"""Largest ratio of the rate of kernels without shapes to those with shapes, if the device's peak is unknown."""
 PRECISION_OF_DTYPE = {
     "double": "fp64", "float": "fp32", "float32": "fp32", "c10::half": "fp16", "half": "fp16",
     "c10::bfloat16": "bf16", "bfloat16": "bf16", "c10::float8_e4m3fn": "fp8", "c10::float8_e5m2": "fp8",
@@ -172,7 +172,7 @@ def _find_precisions(view: RankView, seen: Int64s, compute: Int64s) -> Counter[s
 
 
 def _find_precision(kernel: str, shape: OpShape | None) -> str:
-    """Return the narrower of what a kernel's name and its operator's operands say; "" if neither says anything."""
+    """Return the narrower precision of a kernel's name and its operator's operands; "" if neither shows one."""
     stated = (_precision_of_name(kernel), _operand_precision(shape) if shape is not None else "")
     return min(filter(None, stated), key=lambda name: PRECISION_BITS.get(name, 99), default="")
 

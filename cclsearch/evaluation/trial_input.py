@@ -1,4 +1,4 @@
-"""What the run script of a trial is given."""
+"""Make the input of a trial's run script."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def _describe_executor(run: Run, trial: Trial, versions: Mapping[str, str], is_m
 
 
 def _name_library(versions: Mapping[str, str], *, on_cpu: bool) -> tuple[str | None, str | None]:
-    """Name and version of what carried collectives; Gloo, which torch uses on CPUs, has no version of its own."""
+    """Name and version of the collectives' library; Gloo, which torch uses on CPUs, has no version of its own."""
     if "nccl" in versions:
         return ("RCCL" if {"rocm", "hip"} & set(versions) else "NCCL"), versions["nccl"]
     return ("Gloo", None) if on_cpu and "torch" in versions else (None, None)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 LABELS = ("run", "workload", "framework", "provenance")
-"""Of every figure. `provenance` is measured, recorded or simulated."""
+"""Labels of every figure. `provenance` is measured, recorded or simulated."""
 
 
 def render_openmetrics(runs: Iterable[Run], now_s: float) -> str:
@@ -41,7 +41,7 @@ def render_openmetrics(runs: Iterable[Run], now_s: float) -> str:
 
 
 class _Searches:
-    """What `prometheus_client` calls a collector."""
+    """Collector for `prometheus_client`."""
 
     def __init__(self, runs: list[Run], now_s: float) -> None:
         self._runs, self._now_s = runs, now_s

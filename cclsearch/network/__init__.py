@@ -1,1 +1,1 @@
-"""Networks of a cluster, measured or simulated: links, collectives, what groups of ranks get, and steps on them."""
+"""Networks of a cluster, measured or simulated: links, collectives, rates of groups of ranks, and steps on them."""

@@ -19,7 +19,7 @@ LARGE = 1e10
 
 
 def measured_link(links: LinkMatrix, kind: str, places_GM: Ids, *, ring_per_port: bool) -> GroupLink:
-    """Return what groups at these places get from measured links; `kind` as in `simulated_link`."""
+    """Return the rate and latency of groups at these places on measured links; `kind` as in `simulated_link`."""
     if kind == "ring":
         return slowest_ring(links, places_GM, ring_per_port=ring_per_port)
     return slowest_exchange(links, places_GM) if kind == "exchange" else slowest_chain(links, places_GM)

@@ -26,11 +26,12 @@ PIECES = 4
 MAX_FLOWS = 1 << 21
 """An exchange with more flows than this is computed from some of its shifts (rank r to rank r + shift)."""
 MAX_DRAINED = 4096
-"""Flows of unequal size up to which their rates are shared anew at each end."""
+"""Number of flows of unequal size up to which their rates are shared anew at each end."""
 NEVER_FASTEST = frozenset({"turns"})
 """Modelled as some library does it; never chosen by `auto`, since another one is always faster."""
 ORDERS = 24
-"""Orders in which members reach an exchange with turns, of which the mean is taken: all, of up to four members."""
+"""Number of orders of arrival at an exchange with turns over which the mean is taken; up to four members: all orders.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,16 @@ class Segment:
     alone_s: float
     """Seconds of the transfer of one repetition if nothing else uses the links."""
     latency_s: float
-    """Of one repetition: of its longest route, or in a ring of the mean one, since a message passes all of them."""
+    """Latency of one repetition: of its longest route, or in a ring of the mean one, since a message passes all of
+    them.
+    """
     sent_bytes: float = 0.0
     """Most bytes that a rank sends in one repetition."""
     repeats: float = 1.0
     floor_s: float = 0.0
     """Seconds that one repetition takes at least, however fast the links are (coding)."""
     pattern: int = field(default_factory=count().__next__)
-    """The same number for segments of the same flows, whatever their size."""
+    """Number that segments of the same flows share at any size."""
 
     @property
     def seconds(self) -> float:
@@ -78,7 +81,7 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """How a collective runs: segments one after the other."""
+    """Segments of a collective, one after the other."""
 
     algorithm: str
     segments: tuple[Segment, ...]
@@ -93,7 +96,7 @@ class Schedule:
 
 @dataclass(eq=False)
 class Collectives:
-    """The collectives of one network; what a pattern puts on the links is computed once."""
+    """The collectives of one network; the load of a pattern on the links is computed once."""
 
     network: TieredNetwork
     one_way: bool = False
@@ -266,7 +269,7 @@ def _binary_edges(size: int) -> tuple[Ids, Ids]:
 
 
 def _tree(on: Collectives, kind: str, groups_GM: Ids, message: float) -> Segments:
-    """Two binary trees, each with half of the message; what is a leaf in one is inside the other."""
+    """Two binary trees, each with half of the message; a leaf in one is an inner node of the other."""
     size = groups_GM.shape[1]
 
     def make() -> tuple[Ids, Ids, Array]:

@@ -31,7 +31,7 @@ class Work:
     """A task: computation of fixed length, or a collective."""
 
     seconds: float = 0.0
-    """Of computation; of a collective, what it takes besides its schedule."""
+    """Seconds of computation; for a collective, the time besides its schedule."""
     schedule: Schedule | None = None
     stretch: float = 1.0
     """Factor on the schedule's seconds on links, such as measured over simulated time of the measured system."""
@@ -41,14 +41,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each task ran, in the order of the tasks."""
+    """Start and end of each task, in the order of the tasks."""
 
     start_s: Array
     end_s: Array
 
     @property
     def seconds(self) -> float:
-        """Until the last task ended."""
+        """Seconds until the last task ended."""
         return float(self.end_s.max(initial=0.0))
 
 
@@ -70,7 +70,7 @@ class _Transfer:
         return self.segments[self.at]
 
     def repetition_s(self, slowdown: float) -> float:
-        """Return seconds of a repetition; what does not depend on links (coding) is not stretched."""
+        """Return seconds of a repetition; a part that does not depend on links (coding) is not stretched."""
         one = self.segment
         return one.latency_s * self.stretch + max(one.alone_s * slowdown * self.stretch, one.floor_s)
 
@@ -84,7 +84,7 @@ class _Sharing:
     meet: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def slowdowns_of(self, segments: Sequence[Segment]) -> list[float]:
-        """Return by what factor the transfer of each is slower than alone."""
+        """Return the factor by which each transfer is slower than alone."""
         order = sorted(range(len(segments)), key=lambda i: segments[i].pattern)
         key = tuple(segments[i].pattern for i in order)
         if key not in self.slowdowns:

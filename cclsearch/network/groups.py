@@ -1,11 +1,11 @@
 """Bandwidth and latency of collectives on measured links: the slowest group decides, and in it the slowest link.
 
 All groups of an axis work at the same time, and share the network ports of their nodes. A ring passes every link
-between neighbours (Thakur et al. 2005). NCCL builds a ring for each network port
-of a node, so that a group with several members in a node uses the ports of all of them; gloo has one ring. NCCL also
-orders the members inside a node by its search over their links (src/graph/search.cc), and keeps the order of the nodes;
-gloo's ring is in the order of the ranks. Where devices have several links, NCCL has a ring on each: what its rings get
-together is more than the one ring that counts here.
+between neighbours (Thakur et al. 2005). NCCL builds a ring for each network port of a node, so that a group with
+several members in a node uses the ports of all of them; gloo has one ring. NCCL also orders the members inside a node
+by its search over their links (src/graph/search.cc), and keeps the order of the nodes; gloo's ring is in the order of
+the ranks. If devices have several links, NCCL has a ring on each: its rings together are faster than the one ring that
+counts here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class GroupLink:
     bytes_s: float
     """Infinite for groups of one member."""
     latency_s: float
-    """Of one message over the slowest link."""
+    """Latency of one message over the slowest link."""
     crosses: bool
     """Whether any group leaves its node."""
     mean_s_per_byte: float = 0.0
-    """Of all links of all groups: compares placements whose slowest links are equally slow."""
+    """Mean over all links of all groups: compares placements whose slowest links are equally slow."""
 
 
 ALONE = GroupLink(float("inf"), 0.0, False)
@@ -42,7 +42,7 @@ ALONE = GroupLink(float("inf"), 0.0, False)
 
 
 def slowest_ring(links: LinkMatrix, groups_GM: Places, *, ring_per_port: bool) -> GroupLink:
-    """Return what rings over these groups get; each row has the places of a group in ring order."""
+    """Return the rate and latency of rings over these groups; each row has the places of a group in ring order."""
     if groups_GM.shape[1] < 2:
         return ALONE
     if ring_per_port and links.is_uneven_inside:
@@ -51,7 +51,7 @@ def slowest_ring(links: LinkMatrix, groups_GM: Places, *, ring_per_port: bool) -
 
 
 MAX_ORDERED = 8
-"""Members inside a node up to which the ring with the fastest slowest link is found exactly; others stay in order."""
+"""Number of members inside a node up to which the ring with the fastest slowest link is found exactly."""
 
 
 def _order_inside(links: LinkMatrix, group: tuple[int, ...]) -> list[int]:
@@ -94,14 +94,15 @@ def _walk(joined: NDArray[np.bool_], order: tuple[int, ...], *, is_ring: bool) -
 
 
 def slowest_chain(links: LinkMatrix, groups_GM: Places) -> GroupLink:
-    """Return what the members get that pass messages on to the next one, such as pipeline stages."""
+    """Return the rate and latency of members that pass messages on to the next one, such as pipeline stages."""
     if groups_GM.shape[1] < 2:
         return ALONE
     return _slowest(links, groups_GM[:, :-1], groups_GM[:, 1:], ring_per_port=False)
 
 
 def slowest_exchange(links: LinkMatrix, groups_GM: Places) -> GroupLink:
-    """Return what an all-to-all gets: each member sends an equal share to every other, one after the other.
+    """Return the rate and latency of an all-to-all: each member sends an equal share to every other, one after the
+    other.
 
     `bytes_s` counts the bytes that leave the member.
     """

@@ -43,16 +43,16 @@ def spread_nodes(links: LinkMatrix, order: Sequence[int], devices: Sequence[int]
 
 
 def chain_nodes(links: LinkMatrix) -> list[Order]:
-    """Return an order from each node on, which goes to the node with the fastest link among those left.
+    """Return an order from each node on, which continues with the fastest link to a remaining node.
 
-    Nodes of one zone or switch become neighbours, even if they were given in another order.
+    Nodes of one zone or switch become neighbours in any given order.
     """
     first_P = np.array([int(np.flatnonzero(links.node_P == node)[0]) for node in identity_order(links)])
     return _chain(_rates(links, first_P))
 
 
 def chain_devices(links: LinkMatrix) -> list[Order]:
-    """Return the same of the devices of a node; a pair has the rate of the node in which it is slowest."""
+    """Return the same for the devices of a node; a pair has its slowest rate over the nodes."""
     nodes = [np.flatnonzero(links.node_P == node) for node in identity_order(links)]
     return _chain(np.min([_rates(links, place_D) for place_D in nodes], axis=0))
 

@@ -31,7 +31,7 @@ Pair = tuple[str, str]
 
 
 def read_links(path: Path) -> LinkMatrix:
-    """Return the matrix in a CSV file; UserError names the file and what is wrong, in one line.
+    """Return the matrix in a CSV file; UserError names the file and the fault, in one line.
 
     Either one row per ordered pair (`src,dst,gbps,latency_us`, and `src_node,dst_node` if endpoints share nodes), or a
     square table whose first cell names the unit (`GB_s,a,b`) and that may be followed by one of latencies.
@@ -75,7 +75,7 @@ def read_text(path: Path) -> str:
 
 
 def _split_lines(text: str, path: Path) -> tuple[dict[str, str], list[list[str]]]:
-    """Return what lines `# NAME: VALUE` state, and the cells of the other lines."""
+    """Return the values of lines `# NAME: VALUE`, and the cells of the other lines."""
     marks, lines = {}, []
     for line in text.splitlines():
         if line.lstrip().startswith("#"):

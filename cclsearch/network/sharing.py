@@ -1,7 +1,7 @@
-"""How flows share links: max-min fair rates by water-filling, and the time until all bytes have arrived.
+"""Share links between flows: max-min fair rates by water-filling, and the time until all bytes have arrived.
 
-Max-min fairness is what long TCP and InfiniBand flows approach (Bertsekas and Gallager 1992, section 6.5.2): all rates
-grow together until a link is full; its flows keep their rate, and the others grow on.
+Long TCP and InfiniBand flows approach max-min fairness (Bertsekas and Gallager 1992, section 6.5.2): all rates grow
+together until a link is full; its flows keep their rate, and the others grow on.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Tier(Model):
     gbps: Positive
     """Gbit/s of each rank in one direction, over all its links of this tier together."""
     latency_us: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    """Of a small message: through a switch, or over one link of a ring, torus or mesh; a spine doubles it."""
+    """Latency of a small message: through a switch, or over one link of a ring, torus or mesh; a spine doubles it."""
     leaf: Annotated[int, Field(ge=1)] | None = None
     """Ports of a leaf switch to ranks; None: one leaf switch for all."""
     over: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0

@@ -16,9 +16,9 @@ class Speeds:
     """Speed of computation relative to the base."""
 
     flops: float = 1.0
-    """Of products, attention and convolutions."""
+    """Factor on products, attention and convolutions."""
     memory: float = 1.0
-    """Of all other kernels."""
+    """Factor on all other kernels."""
     copies: float = 1.0
 
 

@@ -34,7 +34,7 @@ STOPPED = "the night was stopped before its end: a start before that end continu
 
 
 def assemble_jobs(night: NightRun) -> tuple[list[JobSummary], list[str]]:
-    """Compare each job with its earlier nights; returns the summaries, and what is wrong with the ledgers."""
+    """Compare each job with its earlier nights; returns the summaries, and the faults of the ledgers."""
     damage: list[str] = []
     return [_assemble(night, state, damage) for state in night.states.values()], damage
 

@@ -98,7 +98,7 @@ def compare_night(
 
 
 def describe_unranked(tonight: Night) -> str:
-    """Why a night has no result: counts of trials not admitted, failed and unfinished, each with its latest reason."""
+    """Say why a night has no result: counts of refused, failed and unfinished trials, each with its latest reason."""
     parts = []
     closest = find_closest(tonight.run.spec.objective, tonight.run.state)
     if tonight.refused:
@@ -117,7 +117,7 @@ def describe_unranked(tonight: Night) -> str:
 
 
 def _count_unjudged(tonight: Night) -> list[str]:
-    """Trials that failed neither for their own reasons nor because of the infrastructure."""
+    """Count trials that failed neither for their own reasons nor because of the infrastructure."""
     if not (count := tonight.ends[TrialState.UNJUDGED]):
         return []
     return [f"{count} not judged because of an error of ccl-search (`admit --write` judges again)"]
@@ -131,18 +131,19 @@ def last_infrastructure_failure(unfinished: Sequence[Trial]) -> str | None:
 
 
 def describe_refusal(trial: Trial) -> str:
-    """Why a trial that ran was not admitted, in one line."""
+    """Say why a trial that ran was not admitted, in one line."""
     admission = trial.outcome.admission if trial.outcome else None
     reasons = admission.reasons if admission else ()
     return one_line(reasons[0] if reasons else "no figure", 160)
 
 
 def estimate_night_noise(tonight: Night, earlier: Sequence[Night]) -> Noise:
-    """Noise of one run, from repeats inside nights and from a configuration's changes between earlier nights.
+    """Return the noise of one run, from repeats inside nights and from a configuration's changes between earlier
+    nights.
 
-    Each difference between neighboring nights counts once, so that one lasting change does not hide the next. Tonight's
-    difference from earlier nights does not count, because it is what is evaluated.
+    Each difference between neighboring nights counts once, so that one lasting change does not hide the next.
     """
+    # Tonight's difference from earlier nights is what is evaluated, so it does not count as noise.
     groups = [[s.value for s in samples] for night in (*earlier, tonight) for samples in night.samples.values()]
     for config in {config for night in earlier for config in night.samples}:
         means = [mean_of(night.samples[config]) for night in earlier if config in night.samples]
@@ -178,7 +179,7 @@ def find_reference(config: Config, earlier: Sequence[Night]) -> list[RankedRun]:
 
 
 def find_newly_failing(tonight: Night, earlier: Sequence[Night]) -> list[Change]:
-    """Configurations that now fail for their own reasons, and ran on the latest night that tried them."""
+    """Return configurations that now fail for their own reasons, and ran on the latest night that tried them."""
     found = []
     for config, trial in tonight.failures.items():
         tried = [night for night in earlier if config in night.samples or config in night.failures]
@@ -226,7 +227,7 @@ def compare_profiles(before: Profile, now: Profile) -> list[str]:
 
 
 def _compare_causes(old: Outcome | None, new: Outcome | None, unit: str) -> list[str]:
-    """The causes whose time in a unit (`Task.diagnosed_unit`) grew or shrank most."""
+    """Return the causes whose time in a unit (`Task.diagnosed_unit`) grew or shrank most."""
     before, now = ({} if outcome is None else outcome.seconds_by_cause for outcome in (old, new))
     if not before or not now:
         return []

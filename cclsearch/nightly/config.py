@@ -1,4 +1,4 @@
-"""Schema of `nightly.yaml`: the jobs of a night, its budget and deadline, and which evidence is kept."""
+"""Schema of `nightly.yaml`: the jobs of a night, its budget and deadline, and the evidence to keep."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class JobSettings(Fields):
     priority: float = Field(default=1.0, gt=0)
     """Its share of the remaining budget, relative to the priorities of the other jobs; the highest runs first."""
     start_from: int = Field(default=3, ge=0)
-    """How many of the best configurations of earlier nights run again first."""
+    """Number of best configurations of earlier nights that run again first."""
     learn: bool = True
     """Whether trials of earlier nights serve as a warm start."""
     budget: Budget = Budget()
@@ -169,7 +169,7 @@ class Keep(Fields):
     """Limits on the evidence of earlier nights on disk. Ledgers and winners' evidence always stay."""
 
     nights: int | None = Field(default=30, ge=1)
-    """Nights whose evidence is kept in full; None means all."""
+    """Number of nights whose evidence is kept in full; None means all."""
     gib: float | None = Field(default=None, gt=0)
     """Maximum size of the evidence of all nights: the oldest is removed first; None means no limit."""
 
@@ -203,9 +203,9 @@ class NightlyConfig(Fields):
     name: str = "nightly"
     """Name of the series of nights, and first part of the names of their runs."""
     start: MomentText | None = None
-    """When a night starts; used by `install` and by a process that runs every night."""
+    """Start of a night; used by `install` and by a process that runs every night."""
     deadline: MomentText | None = None
-    """When a night must have stopped."""
+    """Time by which a night must have stopped."""
     budget: Budget = Budget()
     jobs: tuple[NightlyJob, ...] = ()
     matrix: Matrix | None = None

@@ -22,7 +22,7 @@ from cclsearch.tasks.base import task_of
 
 STAMP = r"\d{8}-\d{6}"
 MAX_NIGHTS = 30
-"""How many nights back comparisons and charts reach."""
+"""Number of earlier nights in comparisons and charts."""
 
 
 def name_run(name: str, stamp: str, key: str) -> str:
@@ -98,7 +98,7 @@ class Night:
     failures: Mapping[Config, Trial] = field(default_factory=dict)
     """Configurations that failed for their own reasons and never ranked."""
     ends: Counter[TrialState] = field(default_factory=Counter)
-    """How the finished trials of the night ended."""
+    """Number of finished trials of the night by their end."""
     failed: tuple[Trial, ...] = ()
     """Trials that failed for their own reasons."""
     refused: tuple[Trial, ...] = ()

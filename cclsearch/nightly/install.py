@@ -57,7 +57,9 @@ class InstallPlan:
 def plan_install(
     config: NightlyConfig, path: Path, project: Path, runs: Path | None, scrontab: Scrontab | None = None
 ) -> InstallPlan:
-    """Collect what is to be installed; raises UserError if `start` is missing or a path cannot be written in a unit."""
+    """Collect the parts of an installation; raises UserError if `start` is missing or a path cannot be written in a
+    unit.
+    """
     if config.start_moment is None:
         raise UserError(f"{str(path)!r} has no `start`: to install it, add one such as `start: 22:00 Europe/Paris`")
     plan = InstallPlan(
@@ -220,9 +222,9 @@ def install_table(plan: InstallPlan, program: str) -> None:
 
 
 def install_nights(plan: InstallPlan, how: str, *, dry_run: bool = False) -> list[str]:
-    """Install what starts the nights with `systemd`, `cron` or `scrontab`; returns lines that say what was done.
+    """Install the start of the nights with `systemd`, `cron` or `scrontab`; returns lines on what was done.
 
-    With `dry_run`, nothing is installed, and the lines are what would be.
+    With `dry_run`, nothing is installed, and the lines show what would be.
     """
     if how == "systemd":
         lines = [f"# {name}\n{text}" for name, text in render_systemd(plan).items()]

@@ -60,7 +60,7 @@ class NightlyJobState:
     resumed: bool = False
     hours: float = 0.0
     error: str = ""
-    """Why it could not run, or could not continue."""
+    """Reason why it could not run, or could not continue."""
     is_trouble: bool = False
     """Whether that error comes from the infrastructure."""
     can_continue: bool = False
@@ -147,7 +147,7 @@ class NightRun:
                 return
 
     def find_end_reason(self) -> str | None:
-        """Why nothing more may start tonight; None while it may."""
+        """Return why nothing more may start tonight; None while it may."""
         if self.window.deadline_s is not None and time.time() >= self.window.deadline_s:
             return "the deadline was reached"
         name = find_exhausted(find_remaining(self.config.budget, self.count_spent_tonight()))
@@ -183,7 +183,7 @@ class NightRun:
         return self.window.hours + (boot_clock_s() - self._begun_boot_s) / 3600
 
     def count_spent_by(self, state: NightlyJobState) -> Spent:
-        """Amounts that a job spent tonight, its wall time included; rounded, so that the shown figures add up."""
+        """Return the amounts that a job spent tonight, with its wall time; rounded, so that shown figures add up."""
         spent = self._count_spent_by(state).model_copy(update={"hours": state.hours})
         return Spent(**{name: round(value, 6) for name, value in spent})
 
@@ -195,7 +195,7 @@ class NightRun:
         return spent.model_copy(update={"trials": spent.trials - count_interrupted(run, since_s=self.window.started_s)})
 
     def _is_done(self, state: NightlyJobState) -> bool:
-        """Whether its search ended for another reason than that its share of the trials was used up."""
+        """Whether its search ended for another reason than a used-up share of the trials."""
         if state.folder is None:
             return False
         run = load_run(state.folder)
@@ -327,7 +327,7 @@ class NightRun:
                 self._save()
 
     def _save(self) -> None:
-        """Save what a later process needs to continue this night."""
+        """Save the state from which a later process continues this night."""
         jobs = {key: state.folder.name for key, state in self.states.items() if state.folder}
         window = self.window
         data = {
@@ -344,7 +344,7 @@ class NightRun:
 
 
 def count_interrupted(run: Run, since_s: float = 0.0) -> int:
-    """Number of trials started since then without an end, which are retried on resume; valid while no search runs."""
+    """Count trials started since then without an end, which a resume retries; valid while no search runs."""
     return sum(trial.costs_budget for trial in run.state.unfinished if trial.proposed_s >= since_s)
 
 

@@ -17,9 +17,9 @@ from cclsearch.report.page import place_charts, render_template
 
 HERE = Path(__file__).parent
 MAX_FOLLOWED = 3
-"""Configurations that get a line of their own: those that ran on the most nights."""
+"""Number of configurations with a line of their own: those that ran on the most nights."""
 WORDS = {"show_best": show_best, "describe_trials": describe_trials, "format_config": format_config}
-"""What templates call."""
+"""Functions that templates call."""
 
 
 def render_night(night: NightSummary, history: Sequence[NightSummary]) -> str:

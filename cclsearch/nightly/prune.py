@@ -1,4 +1,4 @@
-"""Removes old evidence as `keep` says. Ledgers, frozen inputs and winners' evidence always stay.
+"""Remove old evidence by the rules of `keep`. Ledgers, frozen inputs and winners' evidence always stay.
 
 Only real folders `trials/NNNN` inside a run of the series are ever removed, and with them the traces of exactly those
 trials on the profile's scratch: no link is followed.
@@ -82,7 +82,7 @@ def prune_evidence(
 
 
 def measure_folder(folder: Path) -> int:
-    """Bytes of the regular files under a folder; no link is followed."""
+    """Count the bytes of the regular files under a folder; no link is followed."""
     total = 0
     for base, _, names in os.walk(folder, followlinks=False):
         for name in names:
@@ -200,7 +200,8 @@ def _winning_trials(run: Run, winners: Collection[tuple[str, int]]) -> set[int]:
 
 
 def _remove(chosen: list[_Evidence], dry_run: bool) -> Pruned:
-    """Remove scratch first: if that fails, the trial's folder stays, whose links are needed to find it again."""
+    """Remove the chosen evidence, scratch first."""
+    # If that fails, the trial's folder stays, whose links are needed to find scratch again.
     removed: list[tuple[_Evidence, int]] = []
     notes = []
     for evidence in chosen:

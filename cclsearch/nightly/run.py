@@ -22,7 +22,7 @@ from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.tracking.webhook import send_webhook
 
 MAX_HISTORY_NIGHTS = 60
-"""How many earlier nights the page lists."""
+"""Number of earlier nights that the page lists."""
 
 
 class NightBusyError(Exception):

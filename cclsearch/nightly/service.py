@@ -26,7 +26,7 @@ MAX_SLEEP_S = 30.0
 
 @dataclass(frozen=True)
 class NightService:
-    """Runs nights into a folder of runs, and says what happens."""
+    """Runs nights into a folder of runs, and reports on them."""
 
     config: NightlyConfig
     runs: Path
@@ -36,7 +36,7 @@ class NightService:
     say: Callable[[str], None]
     """Takes lines about the progress."""
     warn: Callable[[str], None]
-    """Takes lines about what went wrong."""
+    """Takes lines about errors."""
 
     def run(self, *, once: bool = False) -> int:
         """Run one night now, or one at each `start` until stopped; returns the exit code of the last night."""

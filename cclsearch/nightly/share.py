@@ -48,7 +48,7 @@ def find_remaining(budget: Budget, spent: Spent) -> dict[str, float | None]:
 
 
 def split_remaining(left: dict[str, float | None], priority: float, waiting: float) -> dict[str, float | None]:
-    """A job's share of the remaining budget; `waiting` is the sum of its own and all waiting jobs' priorities.
+    """Return a job's share of the remaining budget; `waiting` is the sum of its own and all waiting jobs' priorities.
 
     Trials are whole, and at least one while one is left.
     """
@@ -61,7 +61,7 @@ def split_remaining(left: dict[str, float | None], priority: float, waiting: flo
 
 
 def find_lower_limits(share: dict[str, float | None], own: Budget, spent: Spent) -> dict[str, float | None]:
-    """For each limit, the lower of the night's share and the remainder of the job's own budget."""
+    """Return, for each limit, the lower of the night's share and the remainder of the job's own budget."""
     rest = find_remaining(own, spent)
     limits = {name: [limit for limit in (value, rest[name]) if limit is not None] for name, value in share.items()}
     return {name: min(given, default=None) for name, given in limits.items()}

@@ -91,7 +91,7 @@ class JobSummary(Model):
     ended_early: int = 0
     """Trials whose first measurements showed that they are slower than the best beyond doubt."""
     spent: Spent = Spent()
-    """What counts against budgets; its trials are those that the search proposed."""
+    """Amounts that count against budgets; its trials are those that the search proposed."""
     worse: tuple[ChangeSummary, ...] = ()
     better: tuple[ChangeSummary, ...] = ()
     same: tuple[ChangeSummary, ...] = ()

@@ -15,15 +15,17 @@ NIGHT_FILE = "night.json"
 SUMMARY_FILE = "summary.json"
 MIN_NIGHT_S = 3600.0
 """A night without a deadline ends before the next `start` that is at least this long after it began."""
+# It must have stopped by then, and an early timer must not continue it.
 START_MARGIN_S = 600.0
-"""How long before that `start` it ends: it must have stopped by then, and an early timer must not continue it."""
+"""Seconds before the next `start` at which a night ends."""
+# Less than a day between two starts.
 MAX_NIGHT_S = 20 * 3600.0
-"""How long a night with neither a deadline nor a `start` may be continued: less than a day between two starts."""
+"""Seconds for which a night with neither a deadline nor a `start` may be continued."""
 
 
 @dataclass(frozen=True)
 class NightWindow:
-    """One night: when it started, when it must stop, and what it did before an interruption."""
+    """One night: its start, its latest end, and its state before an interruption."""
 
     stamp: str
     started_s: float
@@ -81,7 +83,7 @@ def find_interrupted(config: NightlyConfig, runs: Path, now_s: float) -> NightWi
 
 
 def choose_end(config: NightlyConfig, started_s: float) -> float | None:
-    """When a night that starts at `started_s` must have stopped; None if neither deadline nor `start` says."""
+    """Return when a night that starts at `started_s` must have stopped; None without a deadline and without `start`."""
     if config.deadline_moment is not None:
         return config.deadline_moment.next_after(started_s)
     if config.start_moment is not None:

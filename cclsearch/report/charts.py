@@ -27,7 +27,7 @@ from cclsearch.report.data import RunPage
 WIDE = ("progress", "score", "strip", "parallel", "timeline")
 """Charts that take the whole width of a page."""
 SAME = 0.995
-"""From this rank correlation on, one metric is a function of the other, and a chart of both says nothing."""
+"""Rank correlation from which one metric is a function of the other, so that a chart of both shows nothing."""
 
 
 def name_axis(page: RunPage) -> Axis:

@@ -43,7 +43,7 @@ class RunPage:
     model: str
     """Name of the model; empty for a task without one."""
     work: str
-    """What two runs of a task must share to be compared, such as model, batch and precision."""
+    """Properties that two comparable runs of a task share, such as model, batch and precision."""
     hardware: str
     framework: str
     provenance: str
@@ -59,7 +59,7 @@ class RunPage:
     """Notes to the operator on what runs where."""
     trials: tuple[TrialRow, ...]
     counts: str
-    """How many trials were admitted and how the others ended."""
+    """Number of admitted trials, and of the other ends."""
     best: int | None
     baseline: int | None
     facts: tuple[tuple[str, str], ...]
@@ -68,21 +68,21 @@ class RunPage:
     interval: tuple[float, float] | None = None
     """Interval of the best trial's score; None if it is unknown."""
     drift: tuple[str, ...] = ()
-    """How each window of the cluster compares with the first, one sentence each."""
+    """Comparison of each window of the cluster with the first, one sentence each."""
     other_load: tuple[str, ...] = ()
-    """How the best does on a second load that trials measured too."""
+    """Figures of the best on a second load that trials measured too."""
     neighbors: tuple[NeighborPoint, ...] = ()
     costs: tuple[tuple[str, str], ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     """Topic and text of the search's notes."""
     tags: tuple[str, ...] = ()
     launch: str = ""
-    """How to run the best configuration by hand, as a shell script; empty without a best."""
+    """Shell script that runs the best configuration by hand; empty without a best."""
     created: str = ""
     folder: Path | None = None
-    """Where the run is, for links relative to the page; None: no links."""
+    """Folder of the run, for links relative to the page; None: no links."""
     damage: tuple[str, ...] = ()
-    """What is wrong with the ledger."""
+    """Faults of the ledger."""
     job_script: str = ""
     """The script that ran the best trial; empty if there is none."""
     importance: Mapping[str, float] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class RunPage:
     """One step of the best trial; None without traces."""
     turns: tuple[TurnView, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
-    """What ran, and where: versions, nodes, hash of the inputs."""
+    """Environment of the run: versions, nodes, hash of the inputs."""
 
     @property
     def metric(self) -> MetricInfo:

@@ -38,15 +38,15 @@ class LaunchForm(Model):
     """One configuration as files, environment and command. All text is plain, without secrets."""
 
     title: str = Field(max_length=200)
-    """What runs: the framework."""
+    """Name of the framework."""
     command: tuple[Word, ...] = Field(min_length=1, max_length=2000)
     files: dict[FileName, str] = {}
     """Name -> text of the files that the command reads from the current folder."""
     environment: dict[Variable, Word] = {}
     checked: str = Field(max_length=500)
-    """What checked the form."""
+    """Check that the form passed."""
     notes: tuple[Annotated[str, StringConstraints(max_length=1000)], ...] = ()
-    """What to do before, and how a trial differs from the command."""
+    """Preparations, and differences between a trial and the command."""
 
     def as_shell(self) -> str:
         """The form as a shell script: comments, files, variables, command."""
@@ -88,7 +88,7 @@ def launch_as_json(spec: RunSpec, config: Config) -> dict[str, Any]:
 
 
 def launch_of_run(spec: RunSpec, config: Config) -> LaunchForm:
-    """As `make_launch`, with the variables of the run's profile. The run has its framework: no other is suggested."""
+    """As `make_launch`, with the variables of the run's profile. The run has its framework, so the form suggests none."""
     if find_framework(spec.framework) is None:
         missing = f"there is no framework {one_line(spec.framework, 60)!r}" if spec.framework else "it has no framework"
         raise UserError(f"{missing}: describe its launch in {FOLDER}/NAME{SUFFIX}")
@@ -136,7 +136,7 @@ def _clean(value: Any) -> Any:
 
 
 def _start_script(framework: Framework, payload: TrialInput) -> LaunchForm:
-    """The launch of a script that is the training program itself: what launchers start, in the current folder."""
+    """Return the launch of a script that is the training program itself, in the current folder."""
     script, nodes = str(framework.script_path), -(-payload.num_ranks // payload.ranks_per_node)
     notes = ["It is what a trial starts: the run script trains, times, and writes result.json to the current folder."]
     own = {"CCL_TRIAL_DIR": ".", "CCL_CONFIG": CONFIG_FILE}

@@ -1,4 +1,4 @@
-"""Draws the progress of a search on a terminal, some times a second, whatever the size of the terminal is then."""
+"""Draw the progress of a search on a terminal, some times a second, at the terminal's size at that moment."""
 
 from __future__ import annotations
 

@@ -11,13 +11,14 @@ from cclsearch.run.spec import RunSpec
 from cclsearch.scoring.objective import Objective
 from cclsearch.tasks.base import task_of
 
+# One decimal would round it to 100 %.
 MAX_SHARE = 0.9995
-"""From here on a share below 1 is not written in percent with one decimal, which would round it to 100 %."""
+"""Share from which a share below 1 is not written in percent with one decimal."""
 
 
 @dataclass(frozen=True)
 class ObjectiveFigure:
-    """The figure by which trials are ranked; of an objective with several metrics without weights, the first metric."""
+    """The figure by which trials are ranked; the first metric of an objective with several metrics without weights."""
 
     metric: MetricInfo
     """Its words, unit and better direction."""
@@ -59,7 +60,7 @@ class ObjectiveFigure:
 
 
 def find_figure(spec: RunSpec) -> ObjectiveFigure:
-    """Return the figure that a search optimizes: the task's primary metric as it is, another metric, or a score."""
+    """Return the figure that a search optimizes: the task's primary metric itself, another metric, or a score."""
     objective, primary = spec.objective, task_of(spec.card).primary_metric
     term = objective.terms[0]
     if objective.is_weighted:

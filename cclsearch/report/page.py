@@ -38,7 +38,7 @@ from cclsearch.report.rows import TrialRow
 HERE = Path(__file__).parent
 RANKED_BY = ("framework", "objective")
 MAX_WINNERS = 6
-"""Winners whose knobs are compared side by side."""
+"""Number of winners whose knobs are compared side by side."""
 DATA_OF_RUN = ("provenance", "objective", "work", "hardware", "framework", "best")
 DATA_OF_TRIAL = ("number", "config", "proposer", "loss", "metrics", "spread")
 

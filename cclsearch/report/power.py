@@ -1,4 +1,4 @@
-"""Counts the copies of a configuration that fit under a power limit, and finds the configuration whose copies do most.
+"""Count the copies of a configuration that fit under a power limit, and find the one whose copies do the most work.
 
 Under a power limit (as in POLCA, Patel et al. 2023) a slower configuration with less power can do more, since more
 copies of it fit.
@@ -15,7 +15,7 @@ POWER = "power_w"
 
 
 def describe_power_limit(spec: RunSpec, state: RunState, limit_w: float) -> list[str]:
-    """Lines about the best trial and about the one whose copies do most under the limit.
+    """Describe the best trial, and the one whose copies do the most work under the limit.
 
     Raises UserError if the task has no rate, if no ranked trial has a measured power, or if each needs more than that.
     """

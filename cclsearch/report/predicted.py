@@ -1,4 +1,4 @@
-"""What is predicted of configurations, as data, as text and as a chart, before anything runs."""
+"""Predictions of configurations, as data, as text and as a chart, before anything runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cclsearch.tasks.training.aot import compile_memory
 def describe_prediction(
     space: Space, prediction: Prediction, row: int, derived: Mapping[str, Derived]
 ) -> dict[str, Any]:
-    """Return what is predicted of a row, with its parts and the metrics that follow from them."""
+    """Return the prediction of a row, with its parts and the metrics that follow from them."""
     value, rows = prediction.value_N[[row]], np.array([row])
     return {
         "config": dict(space.config(row)),
@@ -43,7 +43,7 @@ def describe_predictions(
     formulas: Mapping[str, str],
     notes: Sequence[str] = (),
 ) -> Iterator[str]:
-    """Yield the lines of a table of predictions, the parts of the first one, and what the figures mean."""
+    """Yield the lines of a table of predictions, the parts of the first one, and the meaning of the figures."""
     form, metric, has_memory = prediction.form, prediction.form.metric, "memory_gib" in described[0]
     yield f"{card.name}: {len(space)} configurations in the search space; predicted; nothing was run"
     for note in notes:

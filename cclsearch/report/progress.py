@@ -30,14 +30,14 @@ from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Space
 
 MAX_ROWS = 40
-"""Trials that a table has at most, besides the best one and those that run."""
+"""Number of trials in a table, besides the best one and the running ones."""
 RECENT = 8
-"""Number of the latest finished trials whose durations give the estimate of the time left."""
+"""Number of latest finished trials whose durations give the estimate of the time left."""
 MIN_RESULT, GAP = 24, 2
 """Cells that the result gets at least, and between two columns."""
 
 LiveNote = Callable[[int], str]
-"""Number of a running trial -> what its launcher says about it (`queued: Resources`); empty if nothing."""
+"""Number of a running trial -> its launcher's note (`queued: Resources`); empty if none."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Progress:
     ended_s: float | None
     """None while the search runs."""
     node_hours: float | None
-    """Of the finished trials; None if nothing runs on nodes."""
+    """Node-hours of the finished trials; None if nothing runs on nodes."""
     node_hour_limit: float | None
     typical_s: float | None
     """Median duration of the latest trials; None if unknown."""

@@ -1,4 +1,4 @@
-"""The trials of a run as rows: what every table, chart, page and exported file shows of them."""
+"""The trials of a run as rows, for every table, chart, page and exported file."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class TrialRow:
     result: str = ""
     """Its figure, or how it failed."""
     reason: str = ""
-    """Why it is not ranked; empty if it is, or runs."""
+    """Reason why it is not ranked; empty if it is, or runs."""
     failure_kind: str = ""
     figure: float | None = None
-    """What the objective optimizes, as measured, also of a trial that is not ranked; None if it has none."""
+    """Measured figure of the objective, also of a trial that is not ranked; None if it has none."""
     value: float | None = None
     """The primary metric; None unless the trial is ranked."""
     violation: float | None = None
@@ -63,7 +63,7 @@ class TrialRow:
     expected: Mapping[str, float] = field(default_factory=dict)
     """Metrics that were expected before the run."""
     seconds: float | None = None
-    """From the submission to the end of all ended attempts; None if none ended."""
+    """Seconds from the submission to the end of all ended attempts; None if none ended."""
     wall_s: float | None = None
     """Seconds from proposal to end, queue time included; None while the trial runs or if nothing ran."""
     rationale: str = ""
@@ -85,7 +85,7 @@ class TrialRow:
 
     @property
     def by(self) -> str:
-        """Who proposed it, as people name it: `surrogate`, `LLM`."""
+        """Its proposer, as people name it: `surrogate`, `LLM`."""
         return SOURCES.get(self.proposer, self.proposer)
 
     @property

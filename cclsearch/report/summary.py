@@ -150,7 +150,7 @@ def describe_figure(spec: RunSpec, trial: Trial) -> str:
 
 
 def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Path) -> list[str]:
-    """The probability that the best is truly the best of what was tried, its interval, and the trials it ties with."""
+    """The probability that the best is truly the best of the tried ones, its interval, and the trials it ties with."""
     certainty = estimate_certainty(state, spec.provenance)
     if certainty is None:
         why = "; the noise of its source is unknown" if spec.provenance is Provenance.RECORDED else ""
@@ -298,7 +298,7 @@ def _own_baseline_lines(state: RunState, best: Trial | None) -> list[str]:
 
 
 def _compare_with_baseline(best: Trial, state: RunState, figure: ObjectiveFigure, *, is_tied: bool) -> str:
-    """Compare the best with the baseline: the user's own, or the first trial if that one was ranked."""
+    """Compare the best with the baseline: the user's own, or the first trial if it was ranked."""
     baseline = state.baseline
     assert baseline is not None
     name = "your baseline" if baseline.purpose is Purpose.BASELINE else "the first ranked trial"

@@ -39,7 +39,7 @@ def find_run(name: str, chosen: Path | None = None) -> Path:
 
 
 def name_run(folder: Path, chosen: Path | None = None) -> str:
-    """Return what to type for a run: its name if it is in the project's runs folder, else its path in shell quotes."""
+    """Return the name of a run for the command line: short in the project's runs folder, else a quoted path."""
     known = chosen is None and folder.parent.absolute() == runs_folder().absolute()
     return folder.name if known else shlex.quote(str(folder))
 

@@ -13,7 +13,7 @@ from cclsearch.scoring.outcome import Outcome
 
 @dataclass(frozen=True)
 class Closest:
-    """The trial with the least violation, and by how much it misses."""
+    """The trial with the least violation, and its excess."""
 
     trial: Trial
     violation: float

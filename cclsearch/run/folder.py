@@ -95,7 +95,7 @@ def load_runs(folders: Iterable[Path], skip: Callable[[str, UserError], None]) -
 
 
 class RunFollower:
-    """Reads a run that may still be searched: each time only what its ledger has gained since the last."""
+    """Reads a run that may still be searched: each time only the new part of its ledger."""
 
     def __init__(self, folder: Path) -> None:
         """Read the frozen inputs; raises UserError as `load_run` does."""

@@ -1,6 +1,6 @@
-"""Masks secrets in the logs of ended trials beside the search, so that a large log holds nothing up.
+"""Mask secrets in the logs of ended trials beside the search, so that a large log delays nothing.
 
-`resume` masks the logs that an interrupted search left. Until then, every reader of a log masks what it reads.
+`resume` masks the logs that an interrupted search left. Until then, every reader masks the logs that it reads.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from cclsearch.record.state import RunState
 
 PIECE_BYTES = 1 << 18
 """Bytes of a log that are in memory at once; a line that is longer is masked in parts."""
+# A secret must not be cut in two.
 _TAIL_BYTES = 1 << 14
-"""Bytes of a long line that wait for the next piece at most, so that no secret is cut in two."""
+"""Largest part of a long line, in bytes, that waits for the next piece."""
 DONE_FILE = "masked_logs.txt"
 """In the run folder: inode, size and time in ns of each log that is masked, one a line."""
 PREFIX = ".masking-"
@@ -35,15 +36,15 @@ _PATTERNS = ("*", "failures/*", "again-*/*", "trace/**/*")
 _SUFFIXES = (".log", ".txt", ".out", ".err", ".json", ".jsonl", ".yaml", ".yml", ".csv", ".toml", ".html")
 """Endings of the names of text, also with `.gz`, which jobs and frameworks leave in a trial's folder."""
 _DERIVED = ".ccl-columns"
-"""End of the name of a trace's index, which is made anew if it is missing."""
+"""Suffix of a trace's index, which is made anew if it is missing."""
 _MAX_BYTES = 1 << 33
 """Bytes of one unpacked file that are looked at: a small packed file may unpack to any size."""
 _WAIT_S = 1.0
 _LONG_WAIT_S = 10 * _WAIT_S
-"""Seconds of waiting at the end of a search after which it says what it waits for."""
+"""Seconds of waiting at the end of a search after which a line gives the reason."""
 
 moving = threading.Lock()
-"""Held while a trial's files are moved, and while a masked log takes the place of the log that it was made of."""
+"""Held while a trial's files move, and while a masked log replaces its original."""
 
 
 def scrub_logs(folder: Path) -> None:
@@ -55,7 +56,7 @@ def scrub_logs(folder: Path) -> None:
 
 
 def scrub_result(path: Path) -> None:
-    """Mask secrets in a job's `result.json`, whose hash is recorded later; one that is too large is refused later."""
+    """Mask secrets in a job's `result.json`, before its hash is recorded; a file that is too large is refused later."""
     with contextlib.suppress(OSError, JobFileError):
         if path.lstat().st_size <= RESULT_BYTES:
             _scrub(path)
@@ -203,7 +204,7 @@ def _replace(path: Path, source: BinaryIO, opened: os.stat_result) -> None:
 
 
 def mask_pieces(source: BinaryIO, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each piece of the unpacked file, and what it is with its secrets masked; JobFileError if too large."""
+    """Yield each piece of the unpacked file, and the piece with its secrets masked; JobFileError if too large."""
     masker, left = Masker(), _MAX_BYTES
     for piece in _read_pieces(cast(IO[bytes], gzip.GzipFile(fileobj=source) if _is_packed(path) else source)):
         left -= len(piece)

@@ -84,9 +84,9 @@ class RunSpec(Model):
     recording: RecordingRef | None = None
     provenance: Provenance
     strategy: str
-    """`hybrid`, `llm` or that of a plugin with an LLM; `sampler` without one."""
+    """`hybrid`, `llm` or a plugin's strategy with an LLM; `sampler` without one."""
     sampler: str = DEFAULT_SAMPLER
-    """What proposes where no LLM does, as `--sampler` names it."""
+    """Proposer beside the LLM, or alone, as `--sampler` names it."""
     llm: str | None = None
     """`anthropic:MODEL`, `openai:MODEL` or a URL; never a key."""
     llm_options: dict[str, str | int | float | bool | None] = {}
@@ -99,7 +99,7 @@ class RunSpec(Model):
     learn_from: tuple[str, ...] = ()
     """Folders of earlier runs whose trials warm-start the surrogate."""
     earlier: EarlierKnowledge | None = None
-    """What earlier searches on the same cluster with the same framework leave; None if none was used."""
+    """Knowledge of earlier searches on the same cluster with the same framework; None if none was used."""
     first: tuple[Config, ...] = ()
     """Configurations to run before the strategy proposes."""
     baseline: Config | None = None
@@ -113,13 +113,13 @@ class RunSpec(Model):
 
     @property
     def proposers(self) -> str:
-        """Who proposes, in words: the sampler of the study, after the LLM if one takes part."""
+        """The proposers in words: the sampler of the study, after the LLM if one takes part."""
         llm = f"{self.llm} ({self.strategy}), then " if self.llm else ""
         return f"{llm}sampler {self.sampler}"
 
     @property
     def simulated_cluster(self) -> str:
-        """Which cluster is simulated, in words; empty if none is. Figures of two clusters are not comparable."""
+        """The simulated cluster, in words; empty if none is. Figures of two clusters are not comparable."""
         if self.provenance is not Provenance.SIMULATED or self.profile.launcher != "simulate":
             return ""
         from cclsearch.stats.simulated import SimulatedSettings  # with closed forms and scipy

@@ -32,10 +32,8 @@ def attempt_folder(trial_folder: Path, attempt: int) -> Path:
 
 
 def prepare_folder(job: Job, script: str) -> None:
-    """Prepare the attempt's folder; what an earlier attempt left where the trial's files are read moves back to it.
-
-    Some launchers run nothing, and write to the trial's folder.
-    """
+    """Prepare the attempt's folder; an earlier attempt's files at the trial's own paths move back to it."""
+    # Some launchers run nothing, and write to the trial's folder.
     folder, is_own = job.trial_dir, job.trial_dir.parent.name == ATTEMPTS_FOLDER
     trial_folder = folder.parent.parent if is_own else folder
     for place in (trial_folder, *((folder.parent, folder) if is_own else ())):
@@ -94,7 +92,7 @@ def _move_aside(path: Path) -> None:
 def write_outcome_files(folder: Path, outcome: Outcome, traceback: str = "") -> None:
     """Write `metrics.json` and `admission.json` into the trial's folder, for readers; the ledger has the same facts.
 
-    `traceback` is that of an error in judging; `judging_error.txt` has it until the trial is judged.
+    `traceback` is of an error in judging; `judging_error.txt` has it until the trial is judged.
     """
     _make_folder(folder)
     replace_file(folder / METRICS_FILE, outcome.model_dump_json(indent=1, exclude={"admission"}) + "\n")

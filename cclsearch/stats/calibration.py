@@ -26,36 +26,41 @@ RowModel = Callable[[Array], Array]
 ParametricModel = Callable[[NDArray[np.int64]], RowModel]
 """Rows -> the closed form at these rows."""
 
+# The error of a forward difference is about as large as its step, far below the noise of a measurement (1e-2).
 _DERIVATIVE_STEP = 1e-3
-"""Of a forward difference in log units: its error is about as large, far below the noise of a measurement (1e-2)."""
+"""Step of a derivative, in log units."""
+# Later rounds change no multiplier by more than its standard deviation.
 _NUM_ROUNDS = 8
-"""Rounds of linearizing and reweighting: later ones change no multiplier by more than its standard deviation."""
+"""Rounds of linearizing and reweighting."""
+# A factor of e: the linearization is valid no further.
 MAX_STEP = 1.0
-"""Log units by which a multiplier changes in one round, a factor of e: the linearization holds no further."""
+"""Log units by which a multiplier may change in one round."""
 _JITTERS = (1e-8, 1e-6, 1e-4)
 """Added to the diagonal, the next one if rounding leaves a matrix with no factor; variances of the noise are above."""
+# Rounding may leave a variance of 0 or less at a row that was measured often.
 MIN_VARIANCE = 1e-10
-"""Of a prediction: rounding may leave a variance of 0 or less at a row that was measured often."""
+"""Smallest variance of a prediction."""
+# 100 log units, so it carries no information.
 _UNINFORMED_VARIANCE = 1e4
-"""Of a censored observation before its first update: 100 log units, so it says nothing."""
+"""Variance of a censored observation before its first update."""
 MIN_PRECISION = 1e-4
-"""Of a censored observation: no less than `_UNINFORMED_VARIANCE` says."""
+"""Smallest precision of a censored observation: the information of `_UNINFORMED_VARIANCE`."""
 MIN_CAVITY_PRECISION = 1e-8
-"""Below it an observation holds all that is known, and has no cavity to update from."""
+"""Precision below which an observation has all the information, and no cavity to update from."""
 _DAMPING = 0.5
 """Part of each update of expectation propagation and of the weights that is taken: without it, two may alternate."""
 MAX_TRUSTED_NOISE = 2.0
-"""Noise of an observation, relative to the prior's, up to which its error shows how well the model predicts."""
+"""Noise of an observation, relative to the prior's, up to which its error tests the model's predictions."""
 _TINY = 1e-12
 """Keeps a quotient finite."""
 
 
 @dataclass(frozen=True, eq=False)
 class KnownResidual:
-    """What other work has shown of the residual: m noisy observations of it, in log units."""
+    """The residual in other work: m noisy observations of it, in log units."""
 
     features: Features
-    """In the coordinates of the model's features."""
+    """Features in the coordinates of the model's features."""
     value_m: Array
     variance_m: Array
 
@@ -72,27 +77,27 @@ class Prior:
     dof: float
     """Degrees of freedom of the Student-t noise."""
     num_added: int = 0
-    """How many of the multipliers, the last ones, beliefs have added: models are drawn alike with them and without."""
+    """Number of multipliers, the last ones, that beliefs have added: models are drawn alike with them and without."""
     known: KnownResidual | None = None
 
     def residual_covariance(self, left: Features, right: Features) -> Array:
-        """(n, m) covariance of the residual between two sets of rows, given what is known of it."""
+        """(n, m) covariance of the residual between two sets of rows, given other work's residuals."""
         found = kernel(left, right, self.shape)
         return found if self.known is None else found - self._explain(left).T @ self._explain(right)
 
     def residual_variance(self, rows: Features) -> Array:
-        """(n,) variance of the residual, given what is known of it."""
+        """(n,) variance of the residual, given other work's residuals."""
         found = kernel_diagonal(rows, self.shape)
         return found if self.known is None else found - np.sum(self._explain(rows) ** 2, axis=0)
 
     def expect_residual(self, rows: Features) -> Array:
-        """(n,) expected residual, given what is known of it."""
+        """(n,) expected residual, given other work's residuals."""
         if self.known is None:
             return np.zeros(len(rows))
         return np.asarray(_solve(self._factor_mm, self.known.value_m) @ self._explain(rows))
 
     def _explain(self, rows: Features) -> Array:
-        """(m, n) covariance with what is known, times the inverse of its factor."""
+        """(m, n) covariance with other work's residuals, times the inverse of its factor."""
         assert self.known is not None
         return _solve(self._factor_mm, kernel(self.known.features, rows, self.shape))
 
@@ -150,9 +155,9 @@ class Posterior:
     weight_n: Array
     """Student-t weight of each observation: 1 full weight, near 0 an outlier."""
     variance_n: Array
-    """Variance of the noise of each observation, with its weight; of a censored one, that of its approximation."""
+    """Variance of the noise of each observation, with its weight; for a censored one, of its approximation."""
     noise_n: Array
-    """Standard deviation of the noise of each observation before its weight; NaN of a censored one."""
+    """Standard deviation of the noise of each observation before its weight; NaN for a censored one."""
     log_evidence: float
     """Log evidence of the observations, up to a constant shared by all models of the same observations."""
 
@@ -190,11 +195,11 @@ class Posterior:
 
     @cached_property
     def spread(self) -> float:
-        """The true errors over the predicted standard deviations, as leave-one-out errors show them: 1 without any.
+        """True errors over the predicted standard deviations, by leave-one-out errors: 1 without any.
 
         A Student-t with `prior.dof` degrees of freedom is a normal whose variance has a scaled inverse chi-squared
         prior that counts as so many observations; this is its update by the squared standardized errors (Gelman et al.,
-        Bayesian Data Analysis, section 2.6) of the observations with little noise: others say nothing of the model.
+        Bayesian Data Analysis, section 2.6) of the observations with little noise: others do not test the model.
         """
         inverse_root = _solve(self.factor_nn, np.eye(len(self.factor_nn)))
         error_n = self.alpha_n / np.sqrt(np.maximum(np.sum(inverse_root**2, axis=0), _TINY))
@@ -204,11 +209,9 @@ class Posterior:
 
     @cached_property
     def _theta_root(self) -> Array:
-        """(P, P) square root of the posterior covariance of the log multipliers: the symmetric one, which is unique.
-
-        Eigenvectors alone change with rounding, and so with the processor, in sign, and entirely if variances are equal
-        (the drawn models would change with them).
-        """
+        """(P, P) square root of the posterior covariance of the log multipliers."""
+        # The symmetric root is unique. Eigenvectors alone change with rounding, and so with the processor, in sign, and
+        # entirely if variances are equal; the drawn models would change with them.
         half_nP = _solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2)
         covariance = np.diag(self.prior.sd_P**2) - half_nP.T @ half_nP
         base = len(covariance) - self.prior.num_added
@@ -222,7 +225,7 @@ class Posterior:
         return np.block([[root, np.zeros_like(cross.T)], [cross, (vectors * values) @ vectors.T]])
 
     def draw_normal(self, count: int, rng: np.random.Generator) -> Array:
-        """(count, P) draws for `ensemble`; those of the added multipliers leave the others, and `rng`, as they are."""
+        """(count, P) draws for `ensemble`; draws of the added multipliers change neither the others nor `rng`."""
         normal = rng.standard_normal((count, len(self.theta_P) - self.prior.num_added))
         if not self.prior.num_added:
             return normal
@@ -244,7 +247,7 @@ class Posterior:
 def weigh_hypotheses(
     fits: Sequence[Posterior], scores: Sequence[float], least: float
 ) -> tuple[tuple[Posterior, ...], Array]:
-    """Return the hypotheses with these log probabilities, up to a constant, whose weight is not below `least`."""
+    """Return the hypotheses whose weight is at least `least`, from these log probabilities up to a constant."""
     weight_h = softmax(scores)
     kept = np.flatnonzero(weight_h >= least)
     return tuple(fits[h] for h in kept.tolist()), weight_h[kept] / weight_h[kept].sum()
@@ -361,8 +364,8 @@ class _Sites:
     def _find_cavities(
         self, censored: NDArray[np.int64], mean_n: Array, variance_n: Array
     ) -> tuple[NDArray[np.int64], Array, Array, Array]:
-        """Return, of these censored observations, those with a cavity (what all others say): its precision, its mean,
-        and how many standard deviations it is on the side that was seen.
+        """Return the censored observations that have a cavity (the other observations' belief): with its precision, its
+        mean, and how many standard deviations it is on the observed side.
         """
         precision = 1 / variance_n[censored] - 1 / self.variance_n[censored]
         at, precision = censored[precision > MIN_CAVITY_PRECISION], precision[precision > MIN_CAVITY_PRECISION]

@@ -1,4 +1,4 @@
-"""The port between a task and the surrogate: closed forms of metrics, and what else a task knows before anything runs.
+"""The port between a task and the surrogate: closed forms of metrics, and other knowledge before anything runs.
 
 The surrogate minimizes the log of a cost: the metric itself, or its reciprocal if greater is better. A task without a
 closed form of a metric gets a constant with a wide prior instead; a Gaussian process then learns the metric.
@@ -29,11 +29,12 @@ MemoryHypothesis = frozenset[tuple[str, float]]
 EXACT_ROWS = 5000
 """A larger space gets one variance of the memory for all rows instead of one per row."""
 LIKELY = 0.5
-"""From this probability on, a configuration counts as one that fits into memory."""
+"""Probability from which a configuration counts as one that fits into memory."""
 CRASH = Prior(np.array([-2.2]), np.array([0.4]), KernelShape(0.8, 1.5, 0.2, 0.6, 0.4), noise=1.0, dof=5.0)
-"""Of failures that memory does not explain: a latent score, above 0 if a trial crashes; about 5 % crash."""
+"""Prior of failures that memory does not explain: a latent score, above 0 if a trial crashes; about 5 % crash."""
+# Any magnitude; one choice of a knob changes it by some tens of percent.
 UNKNOWN = Prior(np.zeros(1), np.array([10.0]), KernelShape(0.3, 1.5, 0.2, 0.2), noise=0.03, dof=4.0)
-"""Of a metric without a closed form: any magnitude, and a choice of one knob changes it by some tens of percent."""
+"""Prior of a metric without a closed form."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class ClosedForm:
     heading: str = ""
     """Heading of a column of the metric; its unit if empty."""
     unlearned: Prior | None = None
-    """If `prior` comes from earlier searches: the prior without them, which trials that contradict them favour."""
+    """The prior without earlier searches, if `prior` comes from them; trials that contradict them favour it."""
     odds: float = 0.0
     """Log odds of `prior` against `unlearned` before any trial."""
 
@@ -77,32 +78,34 @@ class MemoryForm:
     """Memory of the fullest device in closed form, and its limit."""
 
     form: ClosedForm
-    """Of `peak_memory_gib`, or of what a job needs at least."""
+    """Closed form of `peak_memory_gib`, or of a job's least memory."""
     log_limit: float
     """Log of the GiB that a job can use of one device."""
     softness: float = 0.05
     """Relative width of the transition between configurations that fit and that do not."""
     undeclared: Mapping[str, Sequence[tuple[float, float | None]]] = field(default_factory=dict)
-    """Multiplier -> (log multiplier, prior probability) for each way in which frameworks do what the space does not
-    declare; one of them applies to the whole space. None: density of the form's prior."""
+    """Multiplier -> (log multiplier, prior probability) of each alternative behaviour that the space does not declare;
+    one of them applies to the whole space. None: density of the form's prior.
+    """
+    # They are too far apart for one normal prior.
     unidentified: frozenset[str] = frozenset()
-    """Those of `undeclared` that stay hypotheses when peaks are measured: too far apart for one normal prior. The
-    others peaks determine."""
+    """Entries of `undeclared` that stay hypotheses after a measured peak, which determines the others."""
     is_measured: bool = True
     """Whether a trial's peak is this memory; else trials only show whether a configuration fits."""
     probabilities: Mapping[MemoryHypothesis, float] = field(default_factory=dict)
     """Probability of each combination of the undeclared ways, if earlier searches weighed them."""
     determined: frozenset[str] = frozenset()
-    """Those of `undeclared` that peaks of earlier searches determined: hypotheses of `form.unlearned` alone."""
+    """Entries of `undeclared` that peaks of earlier searches determined: hypotheses of `form.unlearned` alone."""
     ways: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Multiplier -> the name of each of its ways in `undeclared`, such as `gradients=2_bytes`, if it has several."""
     believed: Mapping[tuple[str, float], float] = field(default_factory=dict)
-    """(multiplier, log multiplier) of a way -> what beliefs of an LLM add to its log odds."""
+    """(multiplier, log multiplier) of an alternative -> log odds that an LLM's beliefs add."""
 
     def weigh_ways(self, name: str, prior: Prior | None = None) -> tuple[float, ...]:
-        """Return the weight of each way of an undeclared multiplier before trials and beliefs, up to a common factor.
+        """Return the weight of each alternative of an undeclared multiplier before trials and beliefs, up to a common
+        factor.
 
-        `prior`: of the multipliers; the form's own by default.
+        `prior` is the multipliers' prior; by default the form's own.
         """
         at, prior = self.form.multipliers.index(name), prior or self.form.prior
         mean, sd = prior.mean_P[at], prior.sd_P[at]
@@ -121,12 +124,12 @@ class Derived:
     value: Callable[[Array, Rows], Array]
     """(..., m) values of the base and (m,) rows -> (..., m) values of the metric."""
     formula: str = ""
-    """How it follows, with its source, if that is not evident."""
+    """Formula with its source, unless it is evident."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """What n pairs of a row and a load measure: row i of everything is pair i."""
+    """Metrics of n pairs of a row and a load: row i of everything is pair i."""
 
     features: Features
     models: Mapping[str, ParametricModel]
@@ -138,28 +141,29 @@ class Cells:
 @dataclass(frozen=True, eq=False)
 class Loads:
     """For trials that measure several loads, one of which counts: the cheapest that keeps the limits, else the nearest
-    to them."""
+    to them.
+    """
 
     metric: str
-    """The metric that says which load it is."""
+    """Metric that identifies a load."""
     grid: tuple[float, ...]
     """Loads that every trial is expected to measure."""
     priors: Mapping[str, Prior]
     """Metric -> the prior of its model at one load."""
+    # It is wider, since the differences between works are not in it.
     transfer: Mapping[str, Prior]
-    """Metric, the primary one too -> the prior from which searches of other work are learned from: wider, since what
-    differs between works is not in it."""
+    """Metric, the primary one too -> the prior for learning from searches of other work."""
     multipliers: tuple[str, ...]
     """Names of the multipliers, as `ClosedForm` has them."""
     build: Callable[[Rows, Array], Cells]
-    """(n,) rows and (n,) loads -> what these pairs measure."""
+    """(n,) rows and (n,) loads -> the metrics of these pairs."""
     measured_NL: NDArray[np.bool_] | None = None
     """Whether a trial of each row measures each load of the grid; None: all do."""
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """What a task knows of one card over one space before anything runs; every part but the features is optional."""
+    """A task's knowledge of one card over one space before anything runs; every part but the features is optional."""
 
     features: Features
     forms: Mapping[str, ClosedForm] = field(default_factory=dict)
@@ -174,9 +178,11 @@ class Predictor:
     derived: Mapping[str, Derived] = field(default_factory=dict)
     loads: Loads | None = None
     """None: a trial measures one load."""
+    # The simulation takes too long for all rows.
     refine: Callable[[Predictor, Mapping[str, Array], Rows], Predictor] | None = None
     """This predictor, or one with other priors; metric -> log multipliers; rows, the most promising first -> a
-    predictor that knows more of the first rows by a simulation, which takes too long for all; None: there is none."""
+    predictor with a simulation of the first rows; None: there is none.
+    """
     num_refined: int = 0
     """Rows that such a simulation has refined."""
     rule_of_thumb: Callable[[Sequence[int]], Rows] | None = None
@@ -202,12 +208,12 @@ class _PredictingTask(Protocol):
 
 
 def ask_predictor(card: Card, space: Space) -> Predictor | None:
-    """Return what the card's task predicts over this space; None if it predicts nothing."""
+    """Return the task's prediction of the card over this space; None if there is none."""
     return cast(_PredictingTask, TASKS.get(card.task)).predictor(card, space)
 
 
 def predictor_of(card: Card, space: Space) -> Predictor:
-    """Return what the card's task predicts over this space, built once per space object."""
+    """Return the task's prediction of the card over this space, built once per space object."""
     known = _PREDICTORS.setdefault(space, {})
     if card not in known:
         known[card] = ask_predictor(card, space) or Predictor(read_features(space))
@@ -230,7 +236,7 @@ class Prediction:
     memory_parts_gib: Mapping[str, Array]
     """Part -> (N,) GiB; they add up to `memory_gib_N`."""
     memory_label: str = ""
-    """What the GiB are: words for people, such as `least memory`."""
+    """Description of the memory figure for people, such as `least memory`."""
 
     def order(self, rows: Rows | None = None) -> Rows:
         """Return these rows, or all: first those that are likely to fit, each group best first."""

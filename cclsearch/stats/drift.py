@@ -1,4 +1,4 @@
-"""How much slower or faster one window of a cluster is than another, from configurations that ran in both.
+"""Estimate how much one window of a cluster is slower or faster than another, from configurations that ran in both.
 
 Model: log loss = configuration + window + noise of one run, with noise of known relative size and a normal prior around
 0 for each window (a two-way analysis of variance with a random effect: Gelman et al., Bayesian Data Analysis, chapter
@@ -16,17 +16,18 @@ import numpy as np
 
 from cclsearch.stats.noise import estimate_noise
 
+# They differ by some to tens of percent.
 PRIOR_LOG_RATIO = 0.2
-"""Standard deviation of the log ratio of two windows before any pair: they differ by some to tens of percent."""
+"""Standard deviation of the log ratio of two windows before any pair."""
 Z_95 = 1.96
-"""Standard deviations on each side of a normal's mean that hold 95 %."""
+"""Standard deviations on each side of a normal's mean that contain 95 %."""
 NARROW = 0.1
-"""Half width of the interval of a ratio, relative, up to which "no difference" is an answer."""
+"""Relative half width of a ratio's interval up to which "no difference" is an answer."""
 
 
 @dataclass(frozen=True)
 class WindowRatio:
-    """How the losses of one window relate to those of the first."""
+    """Ratio of the losses of one window to the first's."""
 
     log_ratio: float = 0.0
     """Natural logarithm of the ratio: above 0 if the window is slower."""
@@ -46,13 +47,13 @@ class WindowRatio:
 
     @property
     def is_difference(self) -> bool:
-        """Whether the interval does not hold 1."""
+        """Whether the interval does not contain 1."""
         low, high = self.interval
         return not low <= 1.0 <= high
 
     @property
     def is_no_difference(self) -> bool:
-        """Whether the interval holds 1 and is narrow."""
+        """Whether the interval contains 1 and is narrow."""
         return not self.is_difference and Z_95 * self.error <= NARROW
 
 

@@ -26,9 +26,9 @@ class Features:
     categories_NC: NDArray[np.int16]
     """Code of each categorical knob or switch; the kernel uses only whether two codes are equal."""
     unknown_NU: NDArray[np.int16]
-    """Code of each knob without an entry in `knobs.yaml`: no closed form knows what its values do."""
+    """Code of each knob without an entry in `knobs.yaml`, which no closed form covers."""
     jobs_NJ: Array | None = None
-    """Loadings of each row's job on what all jobs have in common, and on what each has alone. None: one job."""
+    """Loadings of each row's job on the part common to all jobs, and on each job's own. None: one job."""
 
     def __len__(self) -> int:
         return len(self.numbers_ND)
@@ -64,8 +64,8 @@ def read_features(space: Space) -> Features:
 def place_configs(space: Space, configs: Sequence[Mapping[str, Value]]) -> Features:
     """Return the features of these configurations in the coordinates of a space.
 
-    A choice of a category that the space lacks has a code of its own. Every configuration must have the knobs of the
-    space; what differs in a knob with one choice is not seen.
+    A choice of a category that the space lacks has a separate code. Every configuration must have the knobs of the
+    space; differences in a knob with one choice are invisible.
     """
     numbers, categories = [], []
     for knob in space.knobs:

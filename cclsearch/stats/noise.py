@@ -22,25 +22,28 @@ from numpy.typing import NDArray
 
 Key = TypeVar("Key", bound=Hashable)
 
+# Clusters show a few percent, and in the published reference runs two runs of one configuration differ by at most 7.5
+# %.
 PRIOR_RELATIVE = 0.03
-"""Run-to-run standard deviation before any repeat: clusters show a few percent, and in the published reference runs two
-runs of one configuration differ by at most 7.5 %."""
+"""Run-to-run standard deviation before any repeat."""
 PRIOR_DOF = 2.0
 """Number of repeats that the prior counts as."""
 DEFAULT_CONFIDENCE = 0.95
+# In simulations a wrong choice then costs 1.05 times the least possible, and 2.4 times at 0.95 (simulated searches,
+# noise of 1 to 10 %).
 REPLACED_FROM = 0.6
-"""Confidence from which a configuration with fewer runs replaces the best one: in simulations a wrong choice then costs
-1.05 times the least possible, and 2.4 times at 0.95 (simulated searches, noise of 1 to 10 %)."""
+"""Confidence from which a configuration with fewer runs replaces the best one."""
 OUTLIER = 0.01
 """Probability, over all repeated configurations, that the noise alone makes one of them an outlier."""
+# More of them are the noise.
 OUTLIER_SHARE = 0.2
-"""Of the repeated configurations that may be outliers, at least one: more of them are the noise."""
+"""Largest share of the repeated configurations that may be outliers, at least one."""
 MIN_MAJORITY = 3
-"""Runs of a configuration of which most may contradict one."""
+"""Number of a configuration's runs from which most may contradict one."""
 MAX_NOISE_AWAY = 12
-"""A configuration whose mean is further from the lowest, in standard deviations, has no chance and is not drawn."""
+"""Standard deviations from the lowest mean beyond which a configuration has no chance and is not drawn."""
 MIN_CHANCE = 0.01
-"""Of a finalist after the first to be the best."""
+"""Smallest chance of a finalist after the first to be the best."""
 DRAWS = 20_000
 
 
@@ -55,7 +58,7 @@ class Noise:
     num_repeats: int = 0
     """Repeats it was estimated from, not counting the first run of each configuration; 0: the prior alone."""
     num_outliers: int = 0
-    """Configurations that were left out, because their runs differ by far more than those of the others."""
+    """Number of left-out configurations, whose runs differ by far more than the others'."""
 
     @property
     def is_measured(self) -> bool:
@@ -87,7 +90,7 @@ def estimate_noise(
     Half the median spread of the steps inside a run is a lower bound of the prior, but does not count as evidence: runs
     differ more than steps do. Losses must be finite. Configurations that the noise of the others does not explain are
     left out (generalized extreme studentized deviates, Rosner 1983, with the variance ratio of each configuration),
-    except those of `own`, about which something is to be said: they are counted beside `runs`.
+    except the configuration of `own`, which the caller asks about: its runs count beside `runs`.
     """
     inside = float(np.median(spreads)) if len(spreads) else 0.0
     prior = max(PRIOR_RELATIVE, inside / 2)
@@ -127,7 +130,7 @@ def measure_gap(one: float, other: float) -> float:
 
 
 class _Scatter(NamedTuple):
-    """How far the runs of one configuration are from their mean."""
+    """Distances of the runs of one configuration from their mean."""
 
     squares: float
     """Sum of the squared distances."""
@@ -160,7 +163,7 @@ def _is_outlier(others: Sequence[_Scatter], kept: Sequence[_Scatter], prior: flo
 
 
 def confidence_better(new: Sequence[float], old: Sequence[float], noise: Noise) -> float:
-    """Return the probability (0 to 1) that the configuration with losses `new` is truly better than that of `old`.
+    """Return the probability (0 to 1) that the configuration with losses `new` is truly better than the one with `old`.
 
     Both need at least one run. Equal means give 0.5.
     """

@@ -35,18 +35,18 @@ Share = Annotated[float, Field(ge=0, le=0.9, strict=True, allow_inf_nan=False)]
 
 
 class SimulatedSettings(Model):
-    """What a simulated cluster is drawn from."""
+    """Parameters from which a simulated cluster is drawn."""
 
     seed: int = Field(default=0, ge=0, strict=True)
-    """Which cluster: all surprises follow from it."""
+    """Seed of the cluster: all surprises follow from it."""
     noise: Width = 0.01
-    """Of each attempt."""
+    """Noise of each attempt."""
     surprise_parts: Width = 0.4
-    """Of each multiplier of a closed form: how much more or less a part costs than predicted."""
+    """Surprise of each multiplier of a closed form: a part costs more or less than predicted."""
     surprise_values: Width = 0.1
-    """Of each value of each knob."""
+    """Surprise of each value of each knob."""
     surprise_memory: Width = 0.15
-    """Of each multiplier of the memory's closed form."""
+    """Surprise of each multiplier of the memory's closed form."""
     crashes: Share = 0.03
     """Share of configurations that crash."""
     infrastructure_failures: Share = 0.02
@@ -79,7 +79,7 @@ def _put_on(card: Card, cluster: str) -> Card:
 
 @dataclass(frozen=True)
 class SimulatedTrial:
-    """What one attempt at one configuration gives; at most one of the failures is set."""
+    """Result of one attempt at one configuration; at most one of the failures is set."""
 
     metrics: dict[str, float]
     """Empty if it failed."""
@@ -123,7 +123,7 @@ class SimulatedCluster:
         )
 
     def run(self, row: int, attempt: int) -> SimulatedTrial:
-        """Return what that attempt at the configuration gives: always the same."""
+        """Return the result of that attempt at the configuration: always the same."""
         labels = (self.space.config(row).digest, str(attempt))
         chance = self._draw("accident", *labels)
         if chance.random() < self.settings.infrastructure_failures:
@@ -180,7 +180,7 @@ class SimulatedCluster:
         return form.prior.mean_P + width * np.array(drawn)
 
     def _choose_ways(self, memory: MemoryForm) -> dict[str, float]:
-        """Return multiplier -> the log multiplier of the way in which this cluster's framework does it."""
+        """Return multiplier -> the log multiplier of the alternative that this cluster's framework uses."""
         chosen = {}
         for name, ways in memory.undeclared.items():
             chances = np.array([1.0 if chance is None else chance for _, chance in ways])
@@ -197,6 +197,6 @@ class SimulatedCluster:
         return float(self._draw(*labels).standard_normal())
 
     def _draw(self, *labels: str) -> np.random.Generator:
-        """Random numbers that depend only on the cluster's seed and on what they are for."""
+        """Return random numbers that depend only on the cluster's seed and on these labels."""
         text = "\0".join((str(self.settings.seed), *labels))
         return np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]))

@@ -119,7 +119,7 @@ class Journal:
         return self._read_lines(file, 2 * size) if not end and len(data) == size < 1 << 26 else data[:end]
 
     def _count(self, log: Log) -> None:
-        """Follow how Optuna numbers what the line creates."""
+        """Count as Optuna does, by what the line creates."""
         match log["op_code"]:
             case Operation.CREATE_STUDY if log["study_name"] not in self.studies.values():
                 self.studies[self._num_studies] = log["study_name"]

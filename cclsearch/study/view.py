@@ -35,7 +35,7 @@ class StudyView:
         self._running: dict[int, int] = {}
         """Our number of a trial that runs -> its number in the journal."""
         self._is_stale = False
-        """Whether the study has to be built anew: a verdict or the space changed, or a trial was lost."""
+        """Whether the study must be built anew: a verdict or the space changed, or a trial was lost."""
         self._is_off = False
 
     def open(self, state: RunState) -> None:
@@ -139,7 +139,7 @@ class StudyView:
         self._is_stale = True
 
     def _continue(self, state: RunState) -> None:
-        """Read the file; go on with its last study of this run if it has what the ledger says, else build one."""
+        """Read the file; continue its last study of this run if it agrees with the ledger, else build one."""
         found = _FoundStudies(self._journal, self._mapping.spec.run_id)
         try:
             self._journal.read(found.take)

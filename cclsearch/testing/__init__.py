@@ -1,6 +1,6 @@
-"""Contract suites, as pytest classes: what a launcher, proposer, LLM provider, metric, trace reader or task must do.
+"""Contract suites, as pytest classes, for a launcher, proposer, LLM provider, metric, trace reader or task.
 
-A package subclasses the suite of what it adds in a file of its tests, and pytest runs the suite's tests on it:
+A package subclasses the suite of its part in a file of its tests, and pytest runs the suite's tests on it:
 
     from cclsearch.testing import ProposerContract
 

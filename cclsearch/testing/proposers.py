@@ -1,4 +1,4 @@
-"""The contract of a proposer: what it proposes may run, and the same view gives the same proposals."""
+"""The contract of a proposer: its proposals may run, and the same view gives the same proposals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProposerContract:
         return SearchView(recording.card, recording.space, tuple(seen), pending, 8, 0, next_trial=len(seen) + 1)
 
     def observe(self, *rows: int) -> list[Observation]:
-        """Return what trials of these rows of the recording observed."""
+        """Return the observations of trials of these rows of the recording."""
         return [self._observe(trial, row) for trial, row in enumerate(rows, start=1)]
 
     def _observe(self, trial: int, row: int) -> Observation:

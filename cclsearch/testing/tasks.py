@@ -18,7 +18,7 @@ from cclsearch.tasks.base import Task, find_task
 
 
 class TaskContract:
-    """Subclass it, and set the task, a card of it, a configuration and what a good trial of that measures."""
+    """Subclass it, and set the task, a card of it, a configuration and the measurements of a good trial of that."""
 
     task: ClassVar[str]
     """The registered name."""
@@ -47,7 +47,7 @@ class TaskContract:
         return Evidence(payload, result, card, Provenance.RECORDED, None)
 
     def judge(self, **fields: Any) -> Outcome:
-        """Return what the engine makes of such a trial."""
+        """Return the engine's outcome of such a trial."""
         objective = choose_objective(None, (), task=self.task)
         return evaluate_evidence(
             self.make_evidence(**fields), self.found, self.found.constrain(self.make_card(), objective)

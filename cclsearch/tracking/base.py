@@ -17,7 +17,7 @@ from cclsearch.record.trial import Trial, find_state
 from cclsearch.run.spec import RunSpec
 
 MAX_TEXT = 500
-"""Longest text of a tag: what all trackers keep whole."""
+"""Length of a tag's text that all trackers keep whole."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class TrackedTrial:
 
     @property
     def sha256(self) -> str:
-        """Hash of what is shown, to write a trial again only if it changed. `best` is left out: others change it."""
+        """Hash of the shown fields, to write a trial again only if it changed."""
+        # `best` is left out: other trials change it.
         shown = [self.number, dict(self.params), dict(self.metrics), dict(self.tags), self.value]
         return hashlib.sha256(orjson.dumps(shown, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
@@ -67,7 +68,7 @@ class Tracker(ABC):
     @classmethod
     @abstractmethod
     def from_place(cls, place: str) -> Tracker:
-        """Return a tracker that writes to `place`: what follows the colon of `--log-to NAME:PLACE`, else "".
+        """Return a tracker that writes to `place`: the text after the colon of `--log-to NAME:PLACE`, else "".
 
         Raises UserError if the package or the place is missing or unusable. Writes and connects to nothing.
         """
@@ -78,7 +79,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def log_trial(self, trial: TrackedTrial) -> None:
-        """Write a finished trial, in place of what was written of its number before."""
+        """Write a finished trial, in place of its number's earlier record."""
 
     @abstractmethod
     def end(self, *, is_finished: bool, summary: str) -> None:

@@ -45,7 +45,7 @@ class MlflowTracker(Tracker):
 
     @classmethod
     def from_place(cls, place: str) -> MlflowTracker:
-        """Return a tracker for a folder or the URL of a server; by default what MLFLOW_TRACKING_URI says, or `mlruns`.
+        """Return a tracker for a folder or the URL of a server; by default the one in MLFLOW_TRACKING_URI, or `mlruns`.
 
         Raises UserError for a URL with a password, for one that `--offline` refuses, and for a file.
         """

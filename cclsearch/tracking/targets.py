@@ -1,4 +1,4 @@
-"""`--log-to NAME[:PLACE]`: which tracker, and where."""
+"""Read `--log-to NAME[:PLACE]`: the tracker and its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LogTarget:
     """One tracker that was asked for, and checked."""
 
     text: str
-    """As the user typed it."""
+    """Text that the user typed."""
     tracker: Tracker
 
     @property

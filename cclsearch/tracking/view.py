@@ -1,8 +1,8 @@
-"""Follows the ledger of a search and writes its finished trials into trackers, each in a thread of its own.
+"""Follow the ledger of a search and write its finished trials into trackers, each in a thread of its own.
 
-Nothing here ends, delays or changes a search: the search only puts values into a queue. What a tracker has is noted in
-`tracking.jsonl` of the run folder, so that a search that is resumed writes what is missing; without the file, all
-trials are written again in place of what is there.
+Nothing here ends, delays or changes a search: the search only puts values into a queue. `tracking.jsonl` of the run
+folder notes each written trial, so that a resumed search writes the missing ones; without the file, all trials are
+written again in place of the earlier ones.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class TargetWriter(threading.Thread):
             self._tell(self.problem)
 
     def _read_written(self) -> dict[int, str]:
-        """Return trial -> hash of what the tracker has of it; lines that cannot be read do not count."""
+        """Return trial -> hash of its record in the tracker; unreadable lines do not count."""
         found: dict[int, str] = {}
         with contextlib.suppress(OSError):
             for line in self._path.read_bytes().splitlines():
@@ -126,7 +126,7 @@ class TargetWriter(threading.Thread):
         return found
 
     def _log(self, trial: TrackedTrial) -> None:
-        """Write a trial, and note that the tracker has it as it is; without the note, it is only written again."""
+        """Write a trial, then note its hash; without the note, it is only written again."""
         self.target.tracker.log_trial(trial)
         note = {"target": redact(self.target.text), "trial": trial.number, "sha256": trial.sha256}
         with contextlib.suppress(OSError), self._path.open("ab") as file:
@@ -134,7 +134,7 @@ class TargetWriter(threading.Thread):
 
 
 def write_run(folder: Path, spec: RunSpec, state: RunState, targets: Sequence[LogTarget]) -> list[str]:
-    """Write the finished trials of a run into trackers, however long that takes; returns what went wrong."""
+    """Write the finished trials of a run into trackers, without a limit of time; returns the errors."""
     view = TrackingView(folder, spec, targets, lambda text: None)
     view.open(state)
     view.close(state, wait_s=None)

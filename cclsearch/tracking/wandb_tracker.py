@@ -18,7 +18,7 @@ SETTINGS: dict[str, Any] = {
     **{"x_disable_stats": True, "x_disable_meta": True, "x_disable_machine_info": True, "x_save_requirements": False},
     "host": "",
 }
-"""The run has what the ledger says, and nothing of this machine or its terminal."""
+"""Settings with which the run has only the ledger's facts, and nothing of this machine or its terminal."""
 _PROJECT = re.compile(r"[A-Za-z0-9][\w.\- ]{0,100}")
 
 

@@ -24,7 +24,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 
 
 def choose_webhook(given: str | None) -> str | None:
-    """Return the variable with the chat's URL, which is a secret from now on: the given one, or that of the settings.
+    """Return the variable with the chat's URL, the given or the settings' one; from now on the URL is a secret.
 
     None without one. Raises UserError, before a search begins, if no message could be sent at its end.
     """
@@ -63,8 +63,9 @@ def send_webhook(variable: str, text: str) -> str | None:
     return f"the message may not have arrived: {problems[-1]}" if problems[-1] else None
 
 
+# The message may name things that only the chat may read.
 class _SameHost(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect to another host, or away from https: the message may name what only the chat may read."""
+    """Follows no redirect to another host, or away from https."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str

@@ -1,4 +1,4 @@
-"""The web application: which address shows what. Pages are rendered here; only a changed part is sent again."""
+"""The web application: addresses and their pages. Pages are rendered here; only a changed part is sent again."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ from cclsearch.ui.searches import SearchStarter, stop_search
 from cclsearch.ui.text import clean
 
 STATIC = Path(__file__).parent / "static"
+# A look costs a few calls of `stat`.
 LOOK_S, LOOK_ALL_S = 0.5, 1.0
-"""How often an open page looks whether a run, or any run, has changed: a few calls of `stat`."""
+"""Seconds between two looks of an open page at one run, or at all runs."""
 BEAT_S = 15.0
-"""How often a silent stream sends a comment, so that a closed page is noticed."""
+"""Seconds of silence after which a stream sends a comment, so that it notices a closed page."""
 RECENT_S, READ_ALL_S = 24 * 3600.0, 30.0
 """`/metrics` shows runs that run or changed so many seconds ago, and reads each for at most so long."""
 MAX_BODY = 64 * 1024
@@ -75,7 +76,7 @@ def make_app(runs: Path, allowed: Permissions) -> Starlette:
 
 
 def warm_up() -> None:
-    """Load what the first page needs: plugins with their tasks and metrics, templates, the patterns of secrets."""
+    """Load the needs of the first page: plugins with their tasks and metrics, templates, the patterns of secrets."""
     import scipy.stats  # noqa: F401  # how certain a best is
 
     TASKS.entries()
@@ -95,7 +96,7 @@ def _page(render: Callable[[Request], str]) -> Handler:
 
 
 def _data(draw: Callable[[Request], tuple[Mapping[str, Any], str]]) -> Handler:
-    """A handler that returns charts with a note on what they leave out."""
+    """Return a handler that answers charts with a note on the points left out."""
 
     async def handle(request: Request) -> Response:
         charts, note = await run_in_threadpool(draw, request)

@@ -1,4 +1,4 @@
-"""The files of a trial that pages show as text: what the run left, without secrets, and never anything else."""
+"""The files of a trial that pages show as text: only the run's own files, without secrets."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from cclsearch.run.folder import Run
 
 MAX_FILES = 200
 MAX_DEPTH = 3
+# The end of a log shows what happened.
 SHOWN_BYTES = 2**20
-"""Of a longer file, the last so many bytes are shown: the end of a log says what happened."""
+"""Number of last bytes shown of a longer file."""
 TEXT_SUFFIXES = (".json", ".jsonl", ".log", ".sh", ".txt", ".yaml", ".yml", ".csv", ".out", ".err")
 
 

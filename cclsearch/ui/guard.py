@@ -1,4 +1,4 @@
-"""Keeps the pages safe: checks the host, limits what a page may load, and who may change something."""
+"""Keep the pages safe: check the host, limit a page's sources, and limit who may change something."""
 
 from __future__ import annotations
 

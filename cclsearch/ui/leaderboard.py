@@ -60,7 +60,7 @@ class LeaderColumn:
     """None if neither direction is better."""
     scaling: Scaling
     differs: str = ""
-    """How CCL-Bench's definition differs; empty for a metric of the task."""
+    """Difference of CCL-Bench's definition; empty for a metric of the task."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LeaderGroup:
 
     title: str
     origin: str
-    """Where the figures are from; `measured` if trials ran."""
+    """Origin of the figures; `measured` if trials ran."""
     rows: tuple[LeaderRow, ...]
 
 

@@ -1,4 +1,4 @@
-"""The pages: what each address shows of the runs."""
+"""The pages of each address on the runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HERE = Path(__file__).parent
 MAX_COMPARED = 12
 LAST_NOTES = 8
 COMPARE_READ_S, BOARD_READ_S = 2.0, 3.0
-"""How long one request for a comparison or the leaderboard reads ledgers; the page says what is still to be read."""
+"""Seconds for which one request for a comparison or the leaderboard reads ledgers; the page counts the unread ones."""
 
 
 @cache
@@ -65,7 +65,7 @@ def _environment() -> Environment:
 
 
 def _make_safe(value: object) -> object:
-    """Make what a template prints one line without secrets; numbers and our own markup stay as they are."""
+    """Make a template's value one line without secrets; numbers and our own markup stay unchanged."""
     return value if isinstance(value, Markup | int | float) else clean(str(value))
 
 
@@ -94,7 +94,7 @@ class Pages:
 
     @staticmethod
     def render_error(text: str) -> str:
-        """The page that says what is wrong."""
+        """Return the page with an error."""
         return _environment().get_template("error.html.j2").render(
             title="Not found", allowed=Permissions(), message=text
         )  # fmt: skip
@@ -244,7 +244,7 @@ class Pages:
         return draw_series(self._read_series(request)), ""
 
     def start(self, request: Request) -> str:
-        """The form of a new search, and what this server started."""
+        """Return the form of a new search, and the searches that this server started."""
         return self._render("start.html.j2", "Start a search", choices=list_choices(), started=self._starter.started)
 
 

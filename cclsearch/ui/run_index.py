@@ -29,9 +29,10 @@ from cclsearch.tasks.base import task_of
 from cclsearch.ui.text import clean
 
 MAX_VIEWS = 8
-"""Runs whose rows stay in memory; of the others only the entry in the list does."""
+"""Number of runs whose rows stay in memory; of the others only the entry in the list does."""
+# A page must be answered; it says how many ledgers are unread.
 READ_S = 0.25
-"""For how long one request reads ledgers: a page is answered, and says how much is still to be read."""
+"""Seconds for which one request reads ledgers."""
 
 Stamp = tuple[object, ...]
 """Equal as long as nothing changes that a page shows of a run."""
@@ -45,7 +46,7 @@ class RunEntry:
     spec: RunSpec
     status: Standing
     ending: str
-    """Why the search ended; empty while it runs."""
+    """Reason why the search ended; empty while it runs."""
     counts: str
     num_trials: int
     num_spent: int
@@ -66,7 +67,7 @@ class RunEntry:
 
     @property
     def origin(self) -> str:
-        """The provenance, or which cluster was simulated: figures of two of them are not comparable."""
+        """The provenance, or the simulated cluster: figures of two clusters are not comparable."""
         return self.spec.simulated_cluster or self.provenance.value
 
     @property
@@ -144,7 +145,7 @@ class RunView:
             return self.run.find_trial(number)
 
     def entry(self) -> RunEntry:
-        """The run in the list of runs, as far as it was read."""
+        """The run in the list of runs, from the read part of its ledger."""
         with self.lock:
             run, spec, state = self.run, self.run.spec, self.run.state
             end = state.ended or state.stopped
@@ -167,7 +168,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class RunList:
-    """The runs as far as they were read, the latest first."""
+    """The runs by the read parts of their ledgers, the latest first."""
 
     entries: Sequence[RunEntry]
     errors: Mapping[str, str]
@@ -247,7 +248,7 @@ class RunIndex:
         return tuple((name, self.stamp(name)) for name in self.list_names())
 
     def list_runs(self, limit_s: float = READ_S) -> RunList:
-        """The runs whose ledgers could be read in that many seconds, and how many are still to be read."""
+        """The runs whose ledgers could be read in that many seconds, and the number of unread ones."""
         until_s, entries, num_unread = time.monotonic() + limit_s, [], 0
         errors: dict[str, str] = {}
         for name in self.list_names():

@@ -24,7 +24,7 @@ MAX_BUDGET = 100_000
 MAX_STARTED = 20
 """Started searches that the page remembers."""
 FIRST_LOOK_S = 30.0
-"""How long a start is watched for bad input, which ends it before there is a run."""
+"""Seconds for which a start is watched for bad input, which ends it before there is a run."""
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 

@@ -11,17 +11,17 @@ from cclsearch.record.trial import TrialState
 from cclsearch.report.rows import TrialRow
 
 PAGE_ROWS = 100
-"""Trials of one page: what a browser draws at once, however many a run has."""
+"""Number of trials on one page."""
 MAX_PAGE = 10**6
 NUMBER = "trial"
 """Key of the column that a table is sorted by at first."""
 KNOB = "knob."
-"""What the key of a knob's column begins with; the others are `trial`, `value`, `result`, `time` and `by`."""
+"""Prefix of the key of a knob's column; the other keys are `trial`, `value`, `result`, `time` and `by`."""
 
 
 @dataclass(frozen=True)
 class TableQuery:
-    """Which rows a page shows, and in what order."""
+    """Rows of a page, and their order."""
 
     words: str = ""
     """All of these words must be in a row."""
@@ -33,7 +33,7 @@ class TableQuery:
 
     @classmethod
     def read(cls, parameters: Mapping[str, str]) -> TableQuery:
-        """The query in the parameters of an address; what is not valid there is left out."""
+        """The query in the parameters of an address; invalid parts are left out."""
         page = parameters.get("page", "")
         state = parameters.get("state", "")
         return cls(
@@ -89,7 +89,7 @@ def _sort(rows: list[TrialRow], query: TableQuery) -> None:
 
 
 def _key_of(column: str) -> Callable[[TrialRow], Any]:
-    """Key by which a column is sorted; None for a row without a value."""
+    """Return the key that sorts a column; None for a row without a value."""
     if column.startswith(KNOB):
         name = column.removeprefix(KNOB)
         return lambda row: row.config.get(name)

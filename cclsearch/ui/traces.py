@@ -36,11 +36,11 @@ class TracedName:
 
 
 class TraceMetrics:
-    """Reads traces of trials, one at a time, and keeps what they said."""
+    """Reads traces of trials, one at a time, and keeps their results."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[Path, int], dict[str, TracedName]] = {}
-        """Run folder and trial -> name -> what its traces say, for those that were read."""
+        """Run folder and trial -> name -> its traces' result, for the trials that were read."""
         self._lock = threading.Lock()
 
     def measure(self, run: Run, trial: Trial) -> list[TracedName]:
