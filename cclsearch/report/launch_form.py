@@ -88,7 +88,7 @@ def launch_as_json(spec: RunSpec, config: Config) -> dict[str, Any]:
 
 
 def launch_of_run(spec: RunSpec, config: Config) -> LaunchForm:
-    """As `make_launch`, with the variables of the run's profile. The run has its framework, so the form suggests none."""
+    """As `make_launch`, with the variables of the run's profile. The run has its framework: none is suggested."""
     if find_framework(spec.framework) is None:
         missing = f"there is no framework {one_line(spec.framework, 60)!r}" if spec.framework else "it has no framework"
         raise UserError(f"{missing}: describe its launch in {FOLDER}/NAME{SUFFIX}")
