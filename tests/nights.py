@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +93,6 @@ def put_days_between(monkeypatch: pytest.MonkeyPatch) -> None:
         if found.jobs or (found.folder / "night.json").exists():
             return found
         stamp = f"2030{next(CLOCK):04d}-000000"
-        return replace(found, stamp=stamp, folder=found.folder.with_name(stamp))
+        return found.model_copy(update={"folder": found.folder.with_name(stamp)})
 
     monkeypatch.setattr("cclsearch.nightly.run.find_window", later)

@@ -19,6 +19,9 @@ from cclsearch.scoring.catalog import list_metrics
 from cclsearch.scoring.objective import Term
 from cclsearch.stats.pareto import parse_weights
 
+DATA_OF_PAGE = ("runs", "provenance", "notes", "objective", "hypervolume", "reference")
+DATA_OF_POINT = ("run", "trial", "values", "on_front", "is_knee", "interval")
+
 
 def run(args: argparse.Namespace) -> int:
     folders = list(dict.fromkeys(find_run(name, args.runs) for name in args.run or ["last"]))
@@ -56,33 +59,16 @@ def print_pareto(page: ParetoPage) -> None:
 
 def pareto_as_json(page: ParetoPage) -> dict[str, object]:
     """The Pareto front as plain data."""
-    return {
-        "runs": list(page.runs),
-        "provenance": page.provenance,
-        "notes": list(page.notes),
-        "objective": page.objective,
-        "metrics": [axis.metric for axis in page.axes],
-        "hypervolume": page.hypervolume,
-        "hypervolume_share_by_trial": list(page.growth),
-        "reference": list(page.reference),
-        "points": [
-            {
-                "run": point.run,
-                "trial": point.trial,
-                "config": dict(point.config),
-                "values": list(point.values),
-                "on_front": point.on_front,
-                "is_knee": point.is_knee,
-                "interval": point.interval,
-                "weights": point.chosen,
-            }
-            for point in page.points
-        ],
-        "weights": [
-            {"weight": w, "run": page.points[n].run, "trial": page.points[n].trial, "score": score}
-            for w, n, score in page.weights
-        ],
-    }
+    points = [
+        {key: getattr(point, key) for key in DATA_OF_POINT} | {"config": dict(point.config), "weights": point.chosen}
+        for point in page.points
+    ]
+    weights = [
+        {"weight": w, "run": page.points[n].run, "trial": page.points[n].trial, "score": score}
+        for w, n, score in page.weights
+    ]
+    data = {key: getattr(page, key) for key in DATA_OF_PAGE} | {"metrics": [axis.metric for axis in page.axes]}
+    return data | {"hypervolume_share_by_trial": page.growth, "points": points, "weights": weights}
 
 
 def _name_value(axis: Term, value: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from cclsearch.core.content import trial_folder
@@ -17,6 +18,7 @@ from cclsearch.nightly.night import NightlyJobState, NightRun, show_time
 from cclsearch.nightly.prune import Pruned
 from cclsearch.nightly.share import Spent
 from cclsearch.nightly.summary import (
+    ENDS,
     BestSummary,
     JobSummary,
     NightSummary,
@@ -25,7 +27,6 @@ from cclsearch.nightly.summary import (
     count_verdicts,
     summarize_changes,
 )
-from cclsearch.record.trial import TrialState
 from cclsearch.run.folder import load_run
 from cclsearch.stats.noise import confidence_interval, estimate_noise
 from cclsearch.tasks.base import task_of
@@ -62,12 +63,11 @@ def _assemble(night: NightRun, state: NightlyJobState, damage: list[str]) -> Job
     compared = _compare(night.config, state, tonight, earlier, ending)
     best = tonight.best
     trial = run.state.trials[tonight.samples[best][0].trial] if best else None
+    base |= {name: summarize_changes(getattr(compared, name), figure) for name in ("worse", "better", "same")}
+    base |= {name: tonight.ends[end] for end, name in ENDS.items()}
     damage += [line for one in (*earlier, tonight) for line in one.run.state.damage]
     return JobSummary(
         **base,
-        worse=summarize_changes(compared.worse, figure),
-        better=summarize_changes(compared.better, figure),
-        same=summarize_changes(compared.same, figure),
         provenance=run.spec.provenance.value,
         run=run.folder.name,
         resumed=state.resumed,
@@ -75,13 +75,7 @@ def _assemble(night: NightRun, state: NightlyJobState, damage: list[str]) -> Job
         text=redact(one_line(compared.text, 600)),
         best=_summarize_best(tonight, compared) if best else None,
         trials=tonight.num_trials,
-        admitted=tonight.ends[TrialState.ADMITTED],
         spent=night.count_spent_by(state),
-        failed=tonight.ends[TrialState.FAILED],
-        refused=tonight.ends[TrialState.REFUSED],
-        lost=tonight.ends[TrialState.LOST],
-        unjudged=tonight.ends[TrialState.UNJUDGED],
-        ended_early=tonight.ends[TrialState.PRUNED],
         noise=compared.noise.relative if compared.noise and run.spec.provenance is Provenance.MEASURED else None,
         nights_before=len(earlier),
         ending=redact(one_line(ending, 300)),
@@ -92,12 +86,11 @@ def _assemble(night: NightRun, state: NightlyJobState, damage: list[str]) -> Job
 def _compare(
     config: NightlyConfig, state: NightlyJobState, tonight: Night, earlier: Sequence[Night], ending: str
 ) -> Comparison:
-    compared = compare_night(
-        tonight, earlier, tolerance=config.tolerance, confidence=config.confidence, ending=ending if ending else ""
-    )
+    limits = {"tolerance": config.tolerance, "confidence": config.confidence}
+    compared = compare_night(tonight, earlier, ending=ending, **limits)
     if state.is_trouble and compared.verdict is not NightVerdict.REGRESSED:
         text = ending if compared.verdict is NightVerdict.NO_RESULT else f"{compared.text}; however: {ending}"
-        return Comparison(NightVerdict.TROUBLE, text, compared.worse, compared.better, compared.same, compared.noise)
+        return replace(compared, verdict=NightVerdict.TROUBLE, text=text)
     return compared
 
 

@@ -49,8 +49,8 @@ class Change:
     """None if it fails now."""
     confidence: float
     """Confidence, 0 to 1, that it is worse now."""
-    num_before: int
-    num_now: int
+    runs_before: int
+    runs_now: int
     why: tuple[str, ...] = ()
     """Other changes: versions, nodes, causes in the traces."""
 
@@ -164,8 +164,8 @@ def compare_configs(tonight: Night, earlier: Sequence[Night], noise: Noise) -> l
                     before=mean_of(before),
                     now=mean_of(samples),
                     confidence=confidence_better(old_values, now_values, noise),
-                    num_before=len(before),
-                    num_now=len(samples),
+                    runs_before=len(before),
+                    runs_now=len(samples),
                     why=find_changes(config, tonight, earlier),
                 )
             )

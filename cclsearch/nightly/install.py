@@ -17,6 +17,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.templates import open_templates
 from cclsearch.core.yaml_file import validate_mapping
 from cclsearch.nightly.clock import Moment
 from cclsearch.nightly.config import NightlyConfig, Scrontab
@@ -83,12 +84,7 @@ def render_systemd(plan: InstallPlan) -> dict[str, str]:
 
 
 def _render(template: str, plan: InstallPlan, **values: object) -> str:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, keep_trailing_newline=True,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+    environment = open_templates(Path(__file__).parent, keep_trailing_newline=True)
     environment.filters |= {"systemd": quote_systemd, "systemd_path": _escape_path}
     return environment.get_template(template).render(plan=plan, stop_s=MAX_STOP_S, linger=LINGER, **values)
 

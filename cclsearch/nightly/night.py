@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import traceback
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from cclsearch.nightly.share import (
     find_remaining,
     split_remaining,
 )
-from cclsearch.nightly.window import NIGHT_FILE, NightWindow
+from cclsearch.nightly.window import NightWindow
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import EndKind
@@ -329,18 +328,9 @@ class NightRun:
     def _save(self) -> None:
         """Save the state from which a later process continues this night."""
         jobs = {key: state.folder.name for key, state in self.states.items() if state.folder}
-        window = self.window
-        data = {
-            "config": self.config.digest,
-            "started_s": window.started_s,
-            "deadline_s": window.deadline_s,
-            "jobs": jobs,
-            "hours": self._hours,
-            "job_hours": {key: state.hours for key, state in self.states.items() if state.hours},
-        }
+        job_hours = {key: state.hours for key, state in self.states.items() if state.hours}
         self._saved_boot_s = boot_clock_s()
-        window.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(window.folder / NIGHT_FILE, json.dumps(data, indent=1) + "\n")
+        self.window.save(jobs=jobs, hours=self._hours, job_hours=job_hours)
 
 
 def count_interrupted(run: Run, since_s: float = 0.0) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.nights import NightPoint, draw_nights
+from cclsearch.core.templates import open_templates
 from cclsearch.core.text import one_line, show_number
 from cclsearch.core.values import Provenance, format_config
 from cclsearch.nightly.compare import NightVerdict
@@ -33,11 +34,7 @@ def render_night(night: NightSummary, history: Sequence[NightSummary]) -> str:
 
 def render_markdown(night: NightSummary) -> str:
     """Content of `summary.md`."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=False, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = open_templates(HERE)
     environment.filters["cell"] = _cell
     return environment.get_template("summary.md.j2").render(night=night, **WORDS)
 

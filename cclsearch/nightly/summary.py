@@ -28,6 +28,15 @@ COUNTED = {
     NightVerdict.FIRST: "without an earlier night",
 }
 """Words after a count of jobs; for other verdicts their own words."""
+ENDS = {
+    TrialState.ADMITTED: "admitted",
+    TrialState.FAILED: "failed",
+    TrialState.REFUSED: "refused",
+    TrialState.LOST: "lost",
+    TrialState.UNJUDGED: "unjudged",
+    TrialState.PRUNED: "ended_early",
+}
+"""How a trial of a job ended -> the field of the job's summary that counts it."""
 
 
 class ChangeSummary(Model):
@@ -79,7 +88,7 @@ class JobSummary(Model):
     """Its unit."""
     best: BestSummary | None = None
     trials: int = 0
-    """Trials that finished, confirmations and those lost to the infrastructure included: the sum of the six below."""
+    """Trials that finished, confirmations and those lost to the infrastructure included: the sum of `ENDS`."""
     admitted: int = 0
     failed: int = 0
     refused: int = 0
@@ -133,15 +142,7 @@ class NightSummary(Model):
 
 def describe_trials(night: NightSummary) -> str:
     """The trials of all jobs in words: `8 of 12 trials admitted (2 failed, 1 not admitted, 1 lost ...)`."""
-    names = {
-        TrialState.ADMITTED: "admitted",
-        TrialState.FAILED: "failed",
-        TrialState.REFUSED: "refused",
-        TrialState.LOST: "lost",
-        TrialState.UNJUDGED: "unjudged",
-        TrialState.PRUNED: "ended_early",
-    }
-    return describe_counts({end: sum(getattr(job, name) for job in night.jobs) for end, name in names.items()})
+    return describe_counts({end: sum(getattr(job, name) for job in night.jobs) for end, name in ENDS.items()})
 
 
 def choose_exit_code(verdicts: Sequence[NightVerdict]) -> int:
@@ -162,21 +163,13 @@ def count_verdicts(verdicts: Sequence[NightVerdict]) -> str:
 
 def summarize_changes(changes: Sequence[Change], figure: NightFigure) -> tuple[ChangeSummary, ...]:
     """The changes as plain data, in values of the figure."""
-    return tuple(_summarize_change(change, figure) for change in changes)
-
-
-def _summarize_change(change: Change, figure: NightFigure) -> ChangeSummary:
-    before, now = figure.show(change.before), None if change.now is None else figure.show(change.now)
-    return ChangeSummary(
-        config=dict(change.config),
-        before=before,
-        now=now,
-        ratio=None if now is None or not before else now / before,
-        confidence=change.confidence,
-        runs_before=change.num_before,
-        runs_now=change.num_now,
-        why=change.why,
-    )
+    found = []
+    for change in changes:
+        before, now = figure.show(change.before), None if change.now is None else figure.show(change.now)
+        ratio = None if now is None or not before else now / before
+        shown = {"config": dict(change.config), "before": before, "now": now, "ratio": ratio}
+        found.append(ChangeSummary(**{**vars(change), **shown}))
+    return tuple(found)
 
 
 def render_message(night: NightSummary) -> str:

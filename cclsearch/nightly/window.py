@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import Field
+
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.values import Model
 from cclsearch.nightly.config import NightlyConfig
 
 NIGHTS_FOLDER = "nights"
@@ -23,20 +26,30 @@ MAX_NIGHT_S = 20 * 3600.0
 """Seconds for which a night with neither a deadline nor a `start` may be continued."""
 
 
-@dataclass(frozen=True)
-class NightWindow:
-    """One night: its start, its latest end, and its state before an interruption."""
+class NightWindow(Model):
+    """One night: its start, its latest end, and its state so far; `night.json` is all but its folder."""
 
-    stamp: str
+    folder: Path = Field(exclude=True)
+    config: str
+    """Digest of the configuration that it started with."""
     started_s: float
     deadline_s: float | None
-    folder: Path
-    jobs: dict[str, str] = field(default_factory=dict)
-    """Job -> name of its run folder, from before the interruption."""
+    jobs: dict[str, str] = {}
+    """Job -> name of its run folder."""
     hours: float = 0.0
-    """Hours that the night ran before the interruption."""
-    job_hours: dict[str, float] = field(default_factory=dict)
-    """Job -> hours of its search before the interruption."""
+    """Hours that the night ran."""
+    job_hours: dict[str, float] = {}
+    """Job -> hours of its search."""
+
+    @property
+    def stamp(self) -> str:
+        return self.folder.name
+
+    def save(self, **changed: object) -> None:
+        """Write `night.json`, from which a later process continues the night, with these fields changed."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = self.model_copy(update=changed).model_dump_json(indent=1)
+        write_atomically(self.folder / NIGHT_FILE, text + "\n")
 
 
 def nights_folder(runs: Path, name: str) -> Path:
@@ -53,7 +66,8 @@ def find_window(config: NightlyConfig, runs: Path, now_s: float) -> NightWindow:
     second = now_s
     while (series_folder / (stamp := time.strftime("%Y%m%d-%H%M%S", time.gmtime(second)))).exists():
         second += 1
-    return NightWindow(stamp, now_s, choose_end(config, now_s), series_folder / stamp)
+    folder, end_s = series_folder / stamp, choose_end(config, now_s)
+    return NightWindow(folder=folder, config=config.digest, started_s=now_s, deadline_s=end_s)
 
 
 def find_interrupted(config: NightlyConfig, runs: Path, now_s: float) -> NightWindow | None:
@@ -64,21 +78,12 @@ def find_interrupted(config: NightlyConfig, runs: Path, now_s: float) -> NightWi
     )
     if latest is None or _is_complete(latest):
         return None
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+    with suppress(OSError, ValueError, TypeError):
         data = json.loads((latest / NIGHT_FILE).read_text(encoding="utf-8"))
-        started_s, end_s = float(data["started_s"]), data["deadline_s"]
-        if end_s is None:
-            end_s = choose_end(config, started_s) or started_s + MAX_NIGHT_S
-        if data["config"] == config.digest and started_s <= now_s < end_s:
-            return NightWindow(
-                latest.name,
-                started_s,
-                data["deadline_s"],
-                latest,
-                jobs={str(key): str(name) for key, name in data["jobs"].items()},
-                hours=float(data.get("hours", (now_s - started_s) / 3600)),
-                job_hours={str(key): float(hours) for key, hours in data.get("job_hours", {}).items()},
-            )
+        night = NightWindow(**{"hours": (now_s - data["started_s"]) / 3600, **data, "folder": latest})
+        end_s = night.deadline_s or choose_end(config, night.started_s) or night.started_s + MAX_NIGHT_S
+        if night.config == config.digest and night.started_s <= now_s < end_s:
+            return night
     return None
 
 

@@ -23,6 +23,7 @@ from cclsearch.charts.bundle import page_script
 from cclsearch.charts.chart import Chart, page_data, palette_css
 from cclsearch.charts.timeline import as_trace_events
 from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.templates import open_templates
 from cclsearch.core.text import show_number
 from cclsearch.core.values import format_knob_value
 from cclsearch.core.version import __version__
@@ -103,16 +104,11 @@ def place_charts(charts: Sequence[Chart], prefix: str) -> list[PlacedChart]:
 
 def render_template(name: str, values: Mapping[str, Any], *, charts: Sequence[PlacedChart], folder: Path = HERE) -> str:
     """Render a template of `folder` or of this one; everything is escaped except our own style and scripts."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader([folder, HERE]), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
     script = (HERE / "page.js").read_text(encoding="utf-8")
     texts = [script, page_script()] if charts else [script]
     data = dump_for_script(page_data({placed.place: placed.chart for placed in charts}))
-    return environment.get_template(name).render(
+    template = open_templates(folder, HERE, autoescape=True).get_template(name)
+    return template.render(
         charts=charts,
         palette=Markup(palette_css()),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),

@@ -8,13 +8,14 @@ from functools import cache
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 from starlette.requests import Request
 
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.trials import varied_knobs
 from cclsearch.core.errors import UserError
+from cclsearch.core.templates import open_templates
 from cclsearch.core.values import format_knob_value
 from cclsearch.core.version import __version__
 from cclsearch.nightly.page import draw_series
@@ -51,14 +52,7 @@ COMPARE_READ_S, BOARD_READ_S = 2.0, 3.0
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_make_safe,
-    )
+    environment = open_templates(HERE / "templates", autoescape=True, finalize=_make_safe)
     environment.globals.update(version=__version__, query=_query, duration=format_duration, segment=_segment)
     environment.globals.update(unit_of=name_unit, day=_day, show_best=show_best)
     return environment
