@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, show_choice, tips
-from cclsearch.charts.trials import Axis, TrialPoint, varied_knobs
+from cclsearch.charts.trials import Axis, TrialPoint, place_choices, varied_knobs
 from cclsearch.core.text import show_number
-from cclsearch.core.values import Value, format_config
+from cclsearch.core.values import format_config
 
 MAX_LINES = 300
 """Lines in parallel coordinates: the best ones."""
@@ -23,10 +23,11 @@ def _ranked(points: Sequence[TrialPoint], axis: Axis) -> list[tuple[TrialPoint, 
 def draw_parallel(points: Sequence[TrialPoint], axis: Axis) -> Chart | None:
     """Parallel coordinates: a line per configuration over its knobs, ending at its figure."""
     ranked = _ranked(points, axis)[:MAX_LINES]
-    knobs = varied_knobs([point.config for point, _ in ranked])
+    configs = [point.config for point, _ in ranked]
+    knobs = varied_knobs(configs)
     if len(ranked) < 2 or not knobs:
         return None
-    order = [_name_places(ranked, knob) for knob in knobs]
+    order = [place_choices(configs, knob, alone=0.5) for knob in knobs]
     values = [value for _, value in ranked]
     low, high = min(values), max(values)
     places = {point.number: (value - low) / (high - low) if high > low else 0.5 for point, value in ranked}
@@ -87,11 +88,6 @@ def draw_parallel(points: Sequence[TrialPoint], axis: Axis) -> Chart | None:
     summary = f"{len(ranked)} configurations{limit} over {', '.join(knobs)}; the best, trial {best.number}, is green"
     spec = make_spec(rows, 300, layer=layers, padding={"top": 34, "left": 5, "right": 5, "bottom": 5})
     return Chart("parallel", f"Parallel coordinates{limit}", summary, spec)
-
-
-def _name_places(ranked: Sequence[tuple[TrialPoint, float]], knob: str) -> dict[Value, float]:
-    values = sorted({p.config[knob] for p, _ in ranked if knob in p.config}, key=lambda v: (isinstance(v, str), v))
-    return {value: n / (len(values) - 1) if len(values) > 1 else 0.5 for n, value in enumerate(values)}
 
 
 def draw_importance(shares: Mapping[str, float], axis: Axis, *, how: str) -> Chart | None:

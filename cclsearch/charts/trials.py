@@ -166,7 +166,7 @@ def draw_strip(points: Sequence[TrialPoint]) -> Chart | None:
         return None
     rows: list[Row] = []
     for knob in knobs:
-        places = _places(points, knob)
+        places = place_choices([point.config for point in points], knob)
         for point in points:
             if knob in point.config:
                 text = str(show_choice(point.config[knob]))
@@ -310,10 +310,10 @@ def varied_knobs(configs: Sequence[Mapping[str, Value]]) -> list[str]:
     return varied or names
 
 
-def _places(points: Sequence[TrialPoint], knob: str) -> dict[Value, float]:
-    """Value of the knob -> its place among those tried, from 0 to 1."""
-    values = sorted({p.config[knob] for p in points if knob in p.config}, key=lambda v: (isinstance(v, str), v))
-    return {value: n / max(len(values) - 1, 1) for n, value in enumerate(values)}
+def place_choices(configs: Sequence[Mapping[str, Value]], knob: str, *, alone: float = 0.0) -> dict[Value, float]:
+    """Value of the knob -> its place among those tried, from 0 to 1; a single value has the place `alone`."""
+    values = sorted({config[knob] for config in configs if knob in config}, key=lambda v: (isinstance(v, str), v))
+    return {value: n / (len(values) - 1) if len(values) > 1 else alone for n, value in enumerate(values)}
 
 
 def _title(axis: Axis) -> str:

@@ -57,29 +57,25 @@ def _describe_policy(path: Path) -> tuple[str, str]:
         raise UserError(f"cannot be read: {error}") from None
 
 
-_SUFFIXES: Mapping[str, tuple[str, ...]] = {
-    "launchers": (".yaml", ".yml"),
-    "workloads": (".yaml",),
-    "objectives": (".yaml", ".yml"),
-    "policies": (".py",),
+_FOLDERS: Mapping[str, tuple[Callable[[Path], tuple[str, str]], tuple[str, ...]]] = {
+    "launchers": (_describe_profile, (".yaml", ".yml")),
+    "workloads": (_describe_card, (".yaml",)),
+    "objectives": (_describe_objective, (".yaml", ".yml")),
+    "policies": (_describe_policy, (".py",)),
 }
-_DESCRIBE: Mapping[str, Callable[[Path], tuple[str, str]]] = {
-    "launchers": _describe_profile,
-    "workloads": _describe_card,
-    "objectives": _describe_objective,
-    "policies": _describe_policy,
-}
+"""Content folder -> what describes one of its files, and the suffixes of their names."""
 
 
 def list_items(folder: str) -> list[ContentItem]:
     """Everything of one content folder (`launchers`, `workloads`, ...) that can be named, sorted by name."""
     items = []
-    for name in list_content(folder, *_SUFFIXES[folder]):
+    describe, suffixes = _FOLDERS[folder]
+    for name in list_content(folder, *suffixes):
         if name.endswith(FRAMEWORK_SUFFIX):
             continue
-        path = find_content(folder, name, *_SUFFIXES[folder])
+        path = find_content(folder, name, *suffixes)
         try:
-            kind, description = _DESCRIBE[folder](path)
+            kind, description = describe(path)
         except UserError as error:
             kind, description = "?", str(error)
         items.append(ContentItem(name, kind, one_line(description, MAX_CHARACTERS), path, is_shipped(path)))
@@ -88,14 +84,15 @@ def list_items(folder: str) -> list[ContentItem]:
 
 def read_item(folder: str, name: str) -> str:
     """The text of its file; raises UserError if there is none, or if it cannot be used."""
-    path = find_content(folder, name, *_SUFFIXES[folder])
-    _DESCRIBE[folder](path)
+    describe, suffixes = _FOLDERS[folder]
+    path = find_content(folder, name, *suffixes)
+    describe(path)
     return path.read_text(encoding="utf-8")
 
 
 def copy_item(folder: str, name: str, new_name: str) -> Path:
     """Copy it into the project under a new name and return the file; never over one that exists."""
-    suffixes = _SUFFIXES[folder]
+    _, suffixes = _FOLDERS[folder]
     if not _NEW_NAME.fullmatch(new_name) or new_name.endswith((FRAMEWORK_SUFFIX, *suffixes)):
         raise UserError(f"NEWNAME is {one_line(new_name, 60)!r}: give letters, digits, `.`, `_` and `-`, no suffix")
     text = read_item(folder, name)

@@ -11,9 +11,10 @@ from cclsearch.cli.drive import listen_for_stop
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
+from cclsearch.core.yaml_file import validate_mapping
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.nightly import install as installing
-from cclsearch.nightly.config import NightlyConfig, load_nightly
+from cclsearch.nightly.config import NightlyConfig, Scrontab, load_nightly
 from cclsearch.nightly.night import plan_jobs
 from cclsearch.nightly.preview import describe_night
 from cclsearch.nightly.service import NightService, prepare_outside
@@ -64,7 +65,7 @@ def _install(args: argparse.Namespace, config: NightlyConfig) -> int:
     given = {name: value for name in SCRONTAB_FLAGS if (value := getattr(args, name)) is not None}
     if given and not args.scrontab:
         raise UserError(f"--{next(iter(given))} needs `ccl-search nightly install FILE --scrontab`")
-    scrontab = installing.merge_scrontab(config, given)
+    scrontab = validate_mapping(Scrontab, {**config.scrontab.model_dump(), **given}, "--scrontab")
     plan = installing.plan_install(config, Path(args.file), project_root(), args.runs, scrontab)
     if not (args.systemd or args.cron or args.scrontab):
         raise UserError("no scheduler was chosen: add --systemd, --cron or --scrontab")

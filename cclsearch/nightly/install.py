@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,7 +17,6 @@ from zoneinfo import ZoneInfo
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.templates import open_templates
-from cclsearch.core.yaml_file import validate_mapping
 from cclsearch.nightly.clock import Moment
 from cclsearch.nightly.config import NightlyConfig, Scrontab
 
@@ -237,8 +235,3 @@ def install_nights(plan: InstallPlan, how: str, *, dry_run: bool = False) -> lis
         install_table(plan, program)
         lines.append(f"installed with `{program}`; `{program} -l` shows the entry")
     return lines
-
-
-def merge_scrontab(config: NightlyConfig, given: Mapping[str, object]) -> Scrontab:
-    """Return the Slurm options of the night's job: the file's, overridden by the command line's."""
-    return validate_mapping(Scrontab, {**config.scrontab.model_dump(), **given}, "--scrontab")

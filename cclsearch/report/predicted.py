@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
-from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.table import format_table
-from cclsearch.core.text import one_line
+from cclsearch.core.text import one_line, show_number
 from cclsearch.core.values import Config
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Space
@@ -59,7 +58,8 @@ def describe_predictions(
         parts = sorted(row[form.parts_key].items(), key=lambda item: -item[1])[:4]
         whole = sum(row[form.parts_key].values())
         figures = [f"{row['memory_gib']:.1f}", f"{row['fits']:.0%}"] if has_memory else []
-        figures += [_format_figure(info, row[info.name]) for info in infos]
+        values = [(info.unit == "fraction", row[info.name]) for info in infos]
+        figures += [f"{value:.1%}" if is_share else show_number(value) for is_share, value in values]
         shares = ", ".join(f"{name} {part / whole:.0%}" for name, part in parts if part > 0)
         rows.append((row["label"], f"{row[metric.name]:.4g}", *figures, shares))
     yield f"\n{format_table([*heads, 'largest parts'], rows, right=range(1, len(heads)), indent='  ')}"
@@ -76,10 +76,6 @@ def describe_predictions(
     yield f"\n  {limit}a search's trials correct these predictions"
     for formula in filter(None, formulas.values()):
         yield f"  {formula}"
-
-
-def _format_figure(info: MetricInfo, value: float) -> str:
-    return f"{value:.1%}" if info.unit == "fraction" else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def add_compiled_memory(card: Card, described: list[dict[str, Any]], topology: str) -> None:

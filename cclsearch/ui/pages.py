@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -53,7 +53,9 @@ COMPARE_READ_S, BOARD_READ_S = 2.0, 3.0
 @cache
 def _environment() -> Environment:
     environment = open_templates(HERE / "templates", autoescape=True, finalize=_make_safe)
-    environment.globals.update(version=__version__, query=_query, duration=format_duration, segment=_segment)
+    environment.globals.update(
+        version=__version__, query=_query, duration=format_duration, segment=partial(quote, safe="")
+    )
     environment.globals.update(unit_of=name_unit, day=_day, show_best=show_best)
     return environment
 
@@ -65,11 +67,6 @@ def _make_safe(value: object) -> object:
 
 def _query(**parts: object) -> str:
     return urlencode({key: value for key, value in parts.items() if value not in ("", None)})
-
-
-def _segment(name: str) -> str:
-    """A name as one part of an address."""
-    return quote(name, safe="")
 
 
 def _day(seconds: float) -> str:
@@ -168,7 +165,7 @@ class Pages:
             num_charts=len(_group_by_figure(entries)), a=params.get("a", ""), b=params.get("b", ""),
             differences=_list_differences(*chosen) if len(chosen) == 2 else [], both=len(chosen) == 2,
             share=next((view.share_read for view in views if not view.is_complete), None),
-            address=_query_of([entry.name for entry in entries]),
+            address=urlencode([("run", entry.name) for entry in entries]),
         )  # fmt: skip
 
     @staticmethod
@@ -254,10 +251,6 @@ def _group_by_figure(entries: list[RunEntry]) -> list[list[RunEntry]]:
         metric = entry.figure.metric
         groups.setdefault((metric.words_with_unit, metric.greater_is_better), []).append(entry)
     return list(groups.values())
-
-
-def _query_of(names: list[str]) -> str:
-    return urlencode([("run", name) for name in names])
 
 
 def _list_differences(one: tuple[RunView, Trial], other: tuple[RunView, Trial]) -> list[tuple[str, str, str, bool]]:
