@@ -36,6 +36,7 @@ from cclsearch.propose.study.choose import make_sampler
 from cclsearch.scoring.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.tasks.base import task_of
+from cclsearch.tasks.columns import take_rows
 from cclsearch.tasks.serving.closed_form.kernel_tables import PACKAGE, make_kernel_prior, require_kernel_tables
 from cclsearch.tasks.serving.closed_form.replica import read_replica
 from cclsearch.tasks.serving.closed_form.steady_state import serve
@@ -133,7 +134,7 @@ def find_simulated_errors(table: Table) -> np.ndarray:
         own = [load for load in table.loads if load[1] == clients]
         rows = np.array([load[0] for load in own])
         load = SimulatedLoad((asked,) * max(4 * clients, 32), clients, {})
-        found = Simulator.read(table.card, at.take(rows)).run(load, np.zeros(len(MULTIPLIERS)))
+        found = Simulator.read(table.card, take_rows(at, rows)).run(load, np.zeros(len(MULTIPLIERS)))
         for n, (_, _, ttft_s, tpot_s, rate) in enumerate(own):
             measured = {"tpot_mean_s": tpot_s, "ttft_mean_s": ttft_s, THROUGHPUT: rate}
             errors.append([np.log(found[name][n] / value) for name, value in measured.items()])

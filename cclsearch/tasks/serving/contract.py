@@ -42,7 +42,7 @@ class AskedLoad(Model):
     """Requests to the server, and the way of sending them."""
 
     requests: tuple[PlannedRequest, ...]
-    """Requests in the order of arrival."""
+    """The measured requests in the order of arrival; each repeat of a load has the same."""
     arrival: Arrival
     concurrency: PositiveCount | None = None
     """Clients of a closed loop."""
@@ -50,19 +50,12 @@ class AskedLoad(Model):
     """The script finds the largest concurrency up to this one that keeps the limits."""
 
 
-class ServingInput(TrialInput):
-    """`config.json` of serving and inference."""
+class ServingInput(AskedLoad, TrialInput):
+    """`config.json` of serving and inference; its own fields of a load are those of the first one."""
 
     arch: ModelArch
     work: dict[str, Value] = Field(default={}, exclude=True)
     """Not written: the script's own fields have its contents."""
-    requests: tuple[PlannedRequest, ...]
-    """The measured requests of a load, in the order of arrival; every load has the same."""
-    arrival: Arrival
-    concurrency: PositiveCount | None = None
-    """Clients of a closed loop."""
-    max_concurrency: PositiveCount | None = None
-    """The script finds the largest concurrency up to this one that keeps the limits."""
     repeats: PositiveCount = 1
     """Number of measurements of each load."""
     warmup_requests: PositiveCount = 1
@@ -76,14 +69,7 @@ class ServingInput(TrialInput):
 
     def asked(self, *, is_other: bool) -> AskedLoad | None:
         """The first or the second load."""
-        if is_other:
-            return self.other
-        return AskedLoad(
-            requests=self.requests,
-            arrival=self.arrival,
-            concurrency=self.concurrency,
-            max_concurrency=self.max_concurrency,
-        )
+        return self.other if is_other else self
 
 
 class RequestRecord(Model):

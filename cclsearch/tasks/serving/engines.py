@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import numpy as np
-
 from cclsearch.card.model import FRAMEWORK_KNOBS, Card
 from cclsearch.space.table import Space
 from cclsearch.stats.kernel import Array
+from cclsearch.tasks.columns import read_choices
 
 ENGINE_TIMES = {"tensorrtllm": 0.82, "trtllm": 0.82, "deepspeedmii": 1.25}
 """Engine -> time for the same work / vLLM's, by LLM-Inference-Bench (benchmarks/serving.md). llama.cpp is
@@ -23,12 +22,8 @@ def find_engine_times(card: Card, space: Space) -> Array:
 
 def read_engines(card: Card, space: Space, read: Callable[[str], float]) -> Array:
     """(N,) a number that follows from the name of each configuration's engine."""
-    name = next((name for name in FRAMEWORK_KNOBS if space.has(name)), None)
-    knob = None if name is None else space.find(name)
-    if knob is None:
-        return np.full(len(space), read(card.framework))
-    values = np.array([read(str(choice)) for choice in knob.choices])
-    return np.asarray(values[space.codes_NK[:, space.knobs.index(knob)]])
+    knob = next((space.find(name) for name in FRAMEWORK_KNOBS if space.has(name)), None)
+    return read_choices(space, knob, lambda choice: read(str(choice)), read(card.framework))
 
 
 def name_engines(card: Card, space: Space) -> list[str]:

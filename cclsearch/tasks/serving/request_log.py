@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -16,32 +17,33 @@ from cclsearch.tasks.serving.contract import RequestRecord, ServingResult
 
 def read_request_log(folder: Path, result: ServingResult) -> ServingResult:
     """The result with the requests of the log beside it; with the problem in their place if it cannot be used."""
-    path = folder / EVIDENCE_FILE
-    own = {"requests": (), "log_problem": ""}
-    if not result.loads or result.recorded or result.simulated or result.caller:
-        return result.model_copy(update=own)
-    try:
-        if not has_job_file(path):
-            return result.model_copy(update={**own, "log_problem": f"it wrote no request log {EVIDENCE_FILE}"})
-        text = read_job_bytes(path, RESULT_BYTES)
-    except JobFileError as error:
-        return result.model_copy(update={**own, "log_problem": str(error)})
+    requests: tuple[RequestRecord, ...] = ()
+    problem = ""
+    if result.loads and not (result.recorded or result.simulated or result.caller):
+        try:
+            requests = tuple(_read_records(folder / EVIDENCE_FILE, result))
+        except JobFileError as error:
+            problem = str(error)
+    return result.model_copy(update={"requests": requests, "log_problem": problem})
+
+
+def _read_records(path: Path, result: ServingResult) -> Iterator[RequestRecord]:
+    """Yield the requests of the log; raises JobFileError that says why it cannot be used."""
+    if not has_job_file(path):
+        raise JobFileError(f"it wrote no request log {EVIDENCE_FILE}")
+    text = read_job_bytes(path, RESULT_BYTES)
     if hashlib.sha256(text).hexdigest() != result.request_log_sha256:
-        problem = f"{EVIDENCE_FILE} does not have the SHA-256 that result.json states"
-        return result.model_copy(update={**own, "log_problem": problem})
-    records = []
+        raise JobFileError(f"{EVIDENCE_FILE} does not have the SHA-256 that result.json states")
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             record = RequestRecord.model_validate_json(line)
         except ValidationError as error:
             first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            problem = one_line(f"{EVIDENCE_FILE} line {number}: {field}: {first['msg']}", 200)
-            return result.model_copy(update={**own, "log_problem": problem})
+            where = f"{EVIDENCE_FILE} line {number}: {'.'.join(map(str, first['loc']))}"
+            raise JobFileError(one_line(f"{where}: {first['msg']}", 200)) from None
         if problem := find_disorder(record, len(result.loads)):
-            return result.model_copy(update={**own, "log_problem": f"{EVIDENCE_FILE} line {number}: {problem}"})
-        records.append(record)
-    return result.model_copy(update={**own, "requests": tuple(records)})
+            raise JobFileError(f"{EVIDENCE_FILE} line {number}: {problem}")
+        yield record
 
 
 def find_disorder(record: RequestRecord, num_loads: int) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.values import Value
 from cclsearch.space.table import Knob, Space
+from cclsearch.tasks.columns import read_choices
 
 ADAPTERS = re.compile(r"(?<![a-z])(q?lora|dora|peft|adapters?)(?![a-z])")
 """LoRA (Hu et al. 2021), QLoRA (Dettmers et al. 2023), DoRA, and the library PEFT."""
@@ -30,7 +32,7 @@ _OFF = {"", "0", "none", "no", "off", "false", "full"}
 
 def find_frozen(space: Space) -> NDArray[np.float64]:
     """(N,) 1 where only adapters are trained."""
-    return _largest(space, lambda knob, choice: float(_names(ADAPTERS, knob, choice)))
+    return _largest(space, partial(_names, ADAPTERS))
 
 
 def find_base_bytes(space: Space) -> NDArray[np.float64]:
@@ -40,7 +42,7 @@ def find_base_bytes(space: Space) -> NDArray[np.float64]:
 
 def find_fused_loss(space: Space) -> NDArray[np.float64]:
     """(N,) 1 where no kernel writes the logits of a whole micro-batch."""
-    return _largest(space, lambda knob, choice: float(_names(FUSED_LOSS, knob, choice)))
+    return _largest(space, partial(_names, FUSED_LOSS))
 
 
 def _names(words: re.Pattern[str], knob: Knob, choice: Value) -> bool:
@@ -62,8 +64,6 @@ def _read_base_bytes(knob: Knob, choice: Value) -> float:
 def _largest(space: Space, read: Callable[[Knob, Value], float]) -> NDArray[np.float64]:
     """(N,) the largest `read` of a configuration's values, 0 without a knob."""
     found = np.zeros(len(space))
-    for at, knob in enumerate(space.knobs):
-        values = np.array([read(knob, choice) for choice in knob.choices], dtype=np.float64)
-        if values.any():
-            found = np.maximum(found, values[space.codes_NK[:, at]])
+    for knob in space.knobs:
+        found = np.maximum(found, read_choices(space, knob, partial(read, knob)))
     return found

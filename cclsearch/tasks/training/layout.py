@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,8 @@ from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.framework import find_behaviour, has_knob
 from cclsearch.space.knobs import meaning_of
-from cclsearch.space.table import Knob, Space
+from cclsearch.space.table import Space
+from cclsearch.tasks.columns import read_choices
 from cclsearch.tasks.training.adapters import find_base_bytes, find_frozen, find_fused_loss
 from cclsearch.tasks.training.stages import EVEN, SPLIT_KNOB
 
@@ -128,11 +128,6 @@ class Layout:
     def ranks(self) -> Array:
         return self.tp * self.dp * self.pp * self.cp
 
-    def slice(self, block: slice) -> Layout:
-        """Return the layout of these rows."""
-        columns: dict[str, Any] = {n: value[block] for n, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return replace(self, **columns)
-
 
 def read_layout(card: Card, space: Space) -> Layout:
     """Return the columns of a space; an absent knob has its neutral value (degree 1, no sharding, no recomputation)."""
@@ -182,35 +177,27 @@ def read_layout(card: Card, space: Space) -> Layout:
         base_bytes=find_base_bytes(space),
         fused_loss=find_fused_loss(space),
         precision=_by_choice(space, PRECISION, lambda value, _: float(card.precisions.index(str(value)))),
-        order=_read_knob(space, order_knob, lambda choice: float(orders.index(read_order(choice))), 0.0),
+        order=read_choices(space, order_knob, lambda choice: orders.index(read_order(choice))),
         orders=orders,
         hosts=_by_choice(space, "host_order", lambda value, _: HOST_ORDERS.get(str(value), 0.0)),
         devices=_by_choice(space, "device_order", lambda value, _: float(value == "links")),
-        split=_read_knob(space, split_knob, lambda choice: float(splits.index(str(choice))), 0.0),
+        split=read_choices(space, split_knob, lambda choice: splits.index(str(choice))),
         splits=splits,
         stage_layers=np.ceil(card.arch.num_layers / pp),
         stage_ends=np.where(pp > 1, 1.0, 2.0),
     )
 
 
-def _read_knob(space: Space, knob: Knob | None, read: Callable[[Value], float], default: float) -> Array:
-    """(N,) `read` of the knob's values; `default` if there is no knob."""
-    if knob is None:
-        return np.full(len(space), default)
-    values = np.array([read(choice) for choice in knob.choices], dtype=np.float64)
-    return values[space.codes_NK[:, space.knobs.index(knob)]]
-
-
 def _by_choice(space: Space, name: str, read: Callable[[Value, float], float]) -> Array:
     """(N,) `read` of the values of the knob with that meaning, or its neutral value."""
     default = _as_number(meaning_of(name).neutral, 0.0)
-    return _read_knob(space, space.find(name), lambda choice: read(choice, default), default)
+    return read_choices(space, space.find(name), lambda choice: read(choice, default), default)
 
 
 def _by_kernel_choice(space: Space, read: Callable[[str], float], default: float) -> Array:
     """(N,) `read` of the values, in lower case, of the first knob about kernels or attention."""
     about = (k for k in space.knobs if "kernel" in k.name or "attention" in k.name.replace("activation", ""))
-    return _read_knob(space, next(about, None), lambda choice: read(str(choice).lower()), default)
+    return read_choices(space, next(about, None), lambda choice: read(str(choice).lower()), default)
 
 
 def read_order(choice: Value) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, MemoryForm, Predictor
 from cclsearch.stats.kernel import KernelShape, read_features
-from cclsearch.tasks.columns import map_columns
+from cclsearch.tasks.columns import take_rows
 from cclsearch.tasks.machine import Machine, read_machine
 from cclsearch.tasks.training import memory, staged, time
 from cclsearch.tasks.training.layout import PARTIAL_SHARE, Array, Layout, read_layout
@@ -209,7 +209,7 @@ class PartsModel:
         parts: dict[str, Array] = {}
         for start in range(0, max(size, 1), BLOCK_ROWS):
             block = slice(start, min(start + BLOCK_ROWS, size))
-            for name, values in self._split(self._compute(self._layout.slice(block)), theta_P).items():
+            for name, values in self._split(self._compute(take_rows(self._layout, block)), theta_P).items():
                 parts.setdefault(name, np.empty(size))[block] = values
         return parts
 
@@ -243,4 +243,4 @@ def select_rows(parts: Any, rows: NDArray[np.int64]) -> Any:
     size = len(next(iter(vars(parts).values())))
     if len(rows) == size and np.array_equal(rows, np.arange(size)):
         return parts
-    return map_columns(lambda column: column[rows], parts)
+    return take_rows(parts, rows)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.space.table import Space
-from cclsearch.tasks.columns import map_columns
+from cclsearch.tasks.columns import map_columns, read_choices
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.serving.closed_form.replica import Array, Replica, read_replica
 from cclsearch.tasks.serving.closed_form.served_model import find_served
@@ -38,13 +38,6 @@ class Deployment:
         """(N,)"""
         return self.whole.accelerators
 
-    def take(self, rows: NDArray[np.int64]) -> Deployment:
-        """Return the columns of these rows."""
-        prefill, decode = (role and role.take(rows) for role in (self.prefill, self.decode))
-        return Deployment(
-            self.whole.take(rows), prefill, decode, None if self.is_apart is None else self.is_apart[rows]
-        )
-
 
 def read_deployment(card: Card, space: Space) -> Deployment:
     """Return the columns of a space. A configuration with `prefill_workers=0` has servers that do both."""
@@ -53,7 +46,7 @@ def read_deployment(card: Card, space: Space) -> Deployment:
     if knob is None:
         return Deployment(whole)
     prefill, decode = (read_replica(card, space, _name_knobs(role)) for role in (PREFILL, DECODE))
-    is_apart = np.array([float(choice) for choice in knob.choices])[space.codes_NK[:, space.knobs.index(knob)]] > 0
+    is_apart = read_choices(space, knob, float) > 0
     count = prefill.tp * prefill.dp + decode.tp * decode.dp
     total = np.where(is_apart, count, whole.accelerators)
     prefill, decode = (replace(role, pp=np.ones(len(space)), accelerators=total) for role in (prefill, decode))

@@ -14,7 +14,7 @@ from cclsearch.space.table import Space
 from cclsearch.stats.calibration import ParametricModel, Prior, RowModel
 from cclsearch.stats.closed_form import Cells, ClosedForm, Derived, Loads, Predictor, Rows
 from cclsearch.stats.kernel import read_features
-from cclsearch.tasks.columns import map_columns
+from cclsearch.tasks.columns import map_columns, take_rows
 from cclsearch.tasks.serving.closed_form.deduplicate import find_first_equal
 from cclsearch.tasks.serving.closed_form.disaggregation import Deployment, compute_parts, read_deployment
 from cclsearch.tasks.serving.closed_form.kernel_tables import make_kernel_prior
@@ -137,7 +137,7 @@ def _make_compute(card: Card, space: Space, at: Deployment, lengths: tuple[float
     kernels = make_kernel_prior(card, space, at.whole, lengths)
 
     def compute(rows: Rows | None, clients: Array | float) -> LoadParts:
-        parts = compute_parts(card, at if rows is None else at.take(rows), clients, *lengths)
+        parts = compute_parts(card, at if rows is None else take_rows(at, rows), clients, *lengths)
         if kernels is None:
             return parts
         return kernels.lean(parts, np.arange(len(space)) if rows is None else rows, clients)
@@ -157,7 +157,7 @@ def _predict_loads(
 
         def model(read: Callable[[Served], Array]) -> ParametricModel:
             def log_value(own: Rows) -> RowModel:
-                taken = map_columns(lambda column: column[own], parts)
+                taken = take_rows(parts, own)
                 return lambda theta: np.log(read(serve(taken, theta)))
 
             return log_value

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.table import Space
-from cclsearch.tasks.columns import map_columns
+from cclsearch.tasks.columns import read_choices
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.serving.closed_form.served_model import FOUR_BITS
 from cclsearch.tasks.serving.engines import find_engine_times, read_engines
@@ -85,10 +85,6 @@ class Replica:
     restarts: Array
     """1 if a request that lost its blocks may start again in the same step, else 0."""
 
-    def take(self, rows: NDArray[np.int64]) -> Replica:
-        """Return the columns of these rows."""
-        return map_columns(lambda column: column[rows], self)
-
 
 def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATED) -> Replica:
     """Return the columns of a space; an absent knob has the value of a server that starts without it.
@@ -97,11 +93,7 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
     """
 
     def column(name: str, read: Callable[[Value], float], default: float) -> Array:
-        knob = space.find(name)
-        if knob is None:
-            return np.full(len(space), default)
-        values = np.array([read(choice) for choice in knob.choices], dtype=np.float64)
-        return values[space.codes_NK[:, space.knobs.index(knob)]]
+        return read_choices(space, space.find(name), read, default)
 
     def number(name: str, default: float = 1.0) -> Array:
         return np.maximum(column(name, lambda value: _read_number(value, default), default), 1.0)

@@ -8,11 +8,9 @@ activations twice a layer by all-reduce (Narayanan et al. 2021, section 3), expe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cclsearch.card.arch import count_parts, score_width
 from cclsearch.card.model import Card, ModelArch, MoEArch
@@ -116,13 +114,6 @@ class StepCosts:
     """Seconds to compute the scores of one new token with one held token."""
     waits: Array
     """Number of waits for one prompt: replicas that share experts step together."""
-
-    def take(self, rows: NDArray[np.int64]) -> StepCosts:
-        """Return the costs of these rows."""
-        arrays: dict[str, Any] = {
-            n: v[rows] for n in self.__dataclass_fields__ if isinstance(v := getattr(self, n), np.ndarray)
-        }
-        return replace(self, at=self.at.take(rows), **arrays)
 
     def read_experts(self, tokens: Array | float) -> Array:
         """Return the seconds to read the experts that so many tokens use."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cclsearch.tasks.columns import take_rows
 from cclsearch.tasks.serving.closed_form.replica import Array
 from cclsearch.tasks.serving.simulation.engines import ENDLESS, Answered, Bools, Engines, Ints, Requests
 from cclsearch.tasks.serving.simulation.step_times import StepMix, count_steps
@@ -430,7 +431,7 @@ class _Batch:
         for name in _KEPT:
             self.kept[name][self.rows] = getattr(self, name)
         rows = np.flatnonzero(self.is_going)
-        self.engines = self.engines.take(rows)
+        self.engines = take_rows(self.engines, rows)
         self.begun = [(begun[rows], when[rows]) for begun, when in self.begun]
         for name in _OF_ENGINE:
             setattr(self, name, getattr(self, name)[rows])

@@ -32,11 +32,6 @@ class Engines:
     clients: Ints
     """Clients of a closed loop; 0 if requests have arrival times."""
 
-    def take(self, rows: Ints) -> Engines:
-        """Return these engines."""
-        arrays = {name: getattr(self, name)[rows] for name in ("places", "blocks", "is_tight", "lag_s", "clients")}
-        return Engines(self.times.take(rows), **arrays)
-
 
 @dataclass(frozen=True, eq=False)
 class Requests:

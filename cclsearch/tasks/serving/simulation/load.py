@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
+from cclsearch.tasks.columns import take_rows
 from cclsearch.tasks.serving.closed_form.memory import count_cached_tokens
 from cclsearch.tasks.serving.closed_form.replica import Array, Replica
 from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, StepCosts, read_costs
@@ -78,7 +79,7 @@ class Simulator:
         """Return the metrics of configurations with as many engines each."""
         requests = _split(load, count, len(rows))
         owner = np.repeat(rows, count)
-        times = StepTimes.calibrated(self.costs.take(owner), theta_P)
+        times = StepTimes.calibrated(take_rows(self.costs, owner), theta_P)
         at = times.costs.at
         longest = max(each.input_tokens + each.output_tokens for each in load.requests)
         size = np.ceil(longest / at.block_size) + 1

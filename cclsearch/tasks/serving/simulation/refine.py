@@ -17,6 +17,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.stats.calibration import ParametricModel, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Predictor, Rows
+from cclsearch.tasks.columns import take_rows
 from cclsearch.tasks.serving.closed_form.disaggregation import Deployment
 from cclsearch.tasks.serving.closed_form.open_loop import Arrivals, read_arrivals
 from cclsearch.tasks.serving.closed_form.priors import LOAD_PRIORS, TPOT, TTFT
@@ -110,7 +111,7 @@ def make_refinement(
         key = chosen.tobytes() + theta.tobytes()
         if key not in known:
             known.clear()  # of one time only: a search asks again for each proposal until trials change it
-            known[key] = Simulator.read(card, at.whole.take(chosen)).run(planned, theta)
+            known[key] = Simulator.read(card, take_rows(at.whole, chosen)).run(planned, theta)
         simulated = known[key]
         forms = _lean_forms(predictor, load, thetas, chosen, simulated)
         return replace(predictor, forms=forms, num_refined=len(chosen))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cclsearch.tasks.serving.closed_form.replica import Array
 from cclsearch.tasks.serving.closed_form.steps import ENGINE_STEP_S, MULTIPLIERS, SEQUENCE_S, StepCosts, pad
@@ -42,10 +41,6 @@ class StepTimes:
     def calibrated(cls, costs: StepCosts, theta_P: Array) -> StepTimes:
         """Return the times by these log multipliers."""
         return cls(costs, dict(zip(MULTIPLIERS, np.exp(theta_P).tolist(), strict=True)))
-
-    def take(self, rows: NDArray[np.int64]) -> StepTimes:
-        """Return the times of these engines."""
-        return StepTimes(self.costs.take(rows), self.by_name)
 
     def seconds(self, mix: StepMix) -> Array:
         """(R,) seconds of a step."""
