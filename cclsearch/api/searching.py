@@ -17,10 +17,10 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value
 from cclsearch.core.yaml_file import validate_mapping
 from cclsearch.launch.in_process import InProcessLauncher, Measure
-from cclsearch.loop.drive import Changes, drive_search, start_run
+from cclsearch.loop.drive import drive_search, start_run
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.loop.loop import find_budget
-from cclsearch.loop.session import Session
+from cclsearch.loop.session import Changes, Session
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import EndKind, SearchStopped

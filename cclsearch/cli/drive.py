@@ -18,7 +18,7 @@ from cclsearch.core.terminal import can_redraw, print_wrapped
 from cclsearch.loop import drive
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.loop.loop import find_budget
-from cclsearch.loop.session import Session
+from cclsearch.loop.session import Changes, Session
 from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
@@ -33,7 +33,7 @@ SPECIAL = {EndKind.JUDGING_ERRORS: EXIT_DEFECT, EndKind.SHARED_CAUSE: EXIT_SHARE
 """End of a search -> its exit code."""
 
 
-def drive_in_terminal(folder: Path, args: argparse.Namespace, changes: drive.Changes | None = None) -> int:
+def drive_in_terminal(folder: Path, args: argparse.Namespace, changes: Changes | None = None) -> int:
     """Run or continue the search in `folder`; returns 0 with a best configuration, 1 without one, 70 for our own error,
     3 if several configurations ended for the same reason and no trial was admitted.
     """

@@ -11,8 +11,7 @@ from cclsearch.cli.drive import drive_in_terminal
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import is_terminal
 from cclsearch.core.values import Provenance
-from cclsearch.loop.drive import Changes
-from cclsearch.loop.session import check_growth
+from cclsearch.loop.session import Changes, check_growth
 from cclsearch.loop.unknown_trials import UnknownPolicy, find_unknown_trials
 from cclsearch.propose.agent.memory.history import limits_event
 from cclsearch.propose.agent.providers.cost import LlmLimits

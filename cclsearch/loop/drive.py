@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
@@ -13,13 +13,10 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.launch.base import StartRefuser
 from cclsearch.launch.in_process import Measure
 from cclsearch.launch.profile import make_launcher
-from cclsearch.loop.growth import Wanted
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.meter import keep_node_hours
-from cclsearch.loop.session import Session, begin_or_resume, grow_space, open_session
-from cclsearch.loop.unknown_trials import UnknownPolicy
-from cclsearch.propose.events import LlmLimitsSet
+from cclsearch.loop.session import Changes, Session, begin_or_resume, grow_space, open_session
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.report.summary import summarize_run
@@ -29,24 +26,6 @@ from cclsearch.tracking.webhook import send_webhook
 
 Around = Callable[[RunWriter, Session], contextlib.AbstractContextManager[None]]
 """Context manager around the trials of a search, such as a table on a terminal."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """The user's changes for the rest of a search; by default none."""
-
-    budget: int = 0
-    """Trials in all, if above the present number."""
-    confirm: int = 0
-    keep_going: bool = False
-    stop_early: bool = False
-    max_node_hours: float | None = None
-    events: Sequence[LlmLimitsSet] = ()
-    """Events to record first, such as limits on the LLM."""
-    unknown: UnknownPolicy | None = None
-    """Treatment of trials that the ledger does not contain."""
-    wanted: Wanted = field(default_factory=dict)
-    """Additions to the search space, made first."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +55,7 @@ def drive_search(
     changes = changes or Changes()
     session = replace(open_session(folder, stop=stop, measure=measure, log_to=log_to), tell=tell)
     with RunWriter(folder) as writer, explain_write_errors(folder, continued):
-        begin_or_resume(
-            writer,
-            session,
-            budget=changes.budget,
-            confirm=changes.confirm,
-            keep_going=changes.keep_going,
-            stop_early=changes.stop_early,
-            unknown=changes.unknown,
-            max_node_hours=changes.max_node_hours,
-        )
+        begin_or_resume(writer, session, changes)
         for event in changes.events:
             writer.record(event.at(time.time()))
         if changes.wanted:

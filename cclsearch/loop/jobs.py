@@ -130,7 +130,7 @@ class JobRunner:
                 ended = JobStatus(state=JobState.DONE)  # it had finished when the run was copied
             else:
                 reason = f"its job belongs to the run that this folder is a copy of ({handle.job_name})"
-                self._record_retry(writer, trial, RetryKind.CANCELLED, reason)
+                self._retry(writer, trial, RetryKind.CANCELLED, reason)
         if ended is not None:
             self._judge(writer, trial, ended)
 
@@ -229,14 +229,13 @@ class JobRunner:
         job = self._job(writer, trial, max(trial.attempt, 1))
         folder = self._handle(writer, trial).trial_dir if trial.handle is not None else job.trial_dir
         publish_attempt(writer.trial_folder(trial.number), folder, status)
+        effects = task_of(self.spec.card).load_effects
         outcome = self.evaluate(trial, self.make_input(trial), writer, failure)
         if outcome.failure:
             writer.check_present()
         if outcome.failure and outcome.failure.kind.is_infrastructure and self._may_retry(trial):
             self._retry_failed(writer, trial, outcome.failure)
-        elif (disturbance := find_disturbance(outcome, task_of(self.spec.card).load_effects)) and self._may_retry(
-            trial
-        ):
+        elif self._may_retry(trial) and (disturbance := find_disturbance(outcome, effects)):
             self._retry(writer, trial, RetryKind.DISTURBED, disturbance)
         else:
             self._finish(writer, trial, outcome)
@@ -245,15 +244,9 @@ class JobRunner:
         sha256 = None
         with contextlib.suppress(PermissionError):  # a job may forbid reading its result, which is then its failure
             sha256 = hash_job_file(writer.trial_folder(trial.number) / RESULT_FILE)
-        writer.record(
-            TrialFinished(
-                time_s=self.now_s(),
-                trial=trial.number,
-                attempt=max(trial.attempt, 1),
-                outcome=outcome,
-                result_sha256=sha256,
-            )
-        )
+        attempt = max(trial.attempt, 1)
+        event = TrialFinished(trial=trial.number, attempt=attempt, outcome=outcome, result_sha256=sha256)
+        writer.record(event.at(self.now_s()))
 
     def _may_retry(self, trial: Trial) -> bool:
         return trial.num_counted_retries + 1 < self.spec.limits.max_attempts
@@ -272,11 +265,6 @@ class JobRunner:
                 self.launcher.cancel([self._handle(writer, trial)])
             except UnavailableError:
                 return  # the job may still run: it is polled again
-        self._record_retry(writer, trial, kind, reason, failure)
-
-    def _record_retry(
-        self, writer: RunWriter, trial: Trial, kind: RetryKind, reason: str, failure: Failure | None = None
-    ) -> None:
         attempt = max(trial.attempt, 1)
         event = TrialRetried(trial=trial.number, attempt=attempt, kind=kind, reason=reason, failure=failure)
         writer.record(event.at(self.now_s()))

@@ -323,25 +323,19 @@ def _may_repeat(writer: RunWriter, session: Session, proposal: Proposal) -> bool
 
 def _record_if_allowed(writer: RunWriter, session: Session, proposal: Proposal, purpose: Purpose) -> bool:
     """Record the proposal of a trial, unless too few node-hours are left for it; returns whether it was recorded."""
-    allowed = session.node_hours is None or session.node_hours.allows(writer.state, proposal.config)
-    if allowed:
-        _record_proposal(writer, session, proposal, purpose)
-    return allowed
-
-
-def _record_proposal(writer: RunWriter, session: Session, proposal: Proposal, purpose: Purpose) -> None:
-    writer.record(
-        TrialProposed(
-            time_s=session.now_s(),
-            trial=writer.next_trial,
-            config=proposal.config,
-            proposer=proposal.proposer,
-            rationale=proposal.rationale,
-            expects=proposal.expects,
-            turn=proposal.turn,
-            purpose=purpose,
-        )
+    if session.node_hours is not None and not session.node_hours.allows(writer.state, proposal.config):
+        return False
+    proposed = TrialProposed(
+        trial=writer.next_trial,
+        config=proposal.config,
+        proposer=proposal.proposer,
+        rationale=proposal.rationale,
+        expects=proposal.expects,
+        turn=proposal.turn,
+        purpose=purpose,
     )
+    writer.record(proposed.at(session.now_s()))
+    return True
 
 
 def _confirm(writer: RunWriter, session: Session, deadline_s: float) -> None:

@@ -29,7 +29,7 @@ from cclsearch.plan.warm_start import load_warm_start
 from cclsearch.plan.workload import hash_space
 from cclsearch.propose.base import PROPOSERS, Observation, Proposer, ProposerContext
 from cclsearch.propose.enqueued import EnqueuedProposer
-from cclsearch.propose.events import NOT_ADDED, Note
+from cclsearch.propose.events import NOT_ADDED, LlmLimitsSet, Note
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.record.event import ConfigsHeldBack, SearchResumed, SearchStarted
 from cclsearch.record.state import RunState
@@ -154,42 +154,42 @@ def rebuild_space(spec: RunSpec) -> Space:
     return space
 
 
-def begin_or_resume(
-    writer: RunWriter,
-    session: Session,
-    *,
-    budget: int = 0,
-    confirm: int = 0,
-    keep_going: bool = False,
-    stop_early: bool = False,
-    unknown: UnknownPolicy | None = None,
-    max_node_hours: float | None = None,
-) -> None:
-    """Record the start of the search, or its resumption with a higher budget or more confirmations.
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """The user's changes for the rest of a search; by default none."""
 
-    With `keep_going`, trials that end for the same reason no longer end a resumed search; with `stop_early`, it ends
-    once nothing is likely to win. Raises UserError, before anything runs, if trial folders are unknown to the ledger
-    and `unknown` does not decide about them.
+    budget: int = 0
+    """Trials in all, if above the present number."""
+    confirm: int = 0
+    """Finalists that run once more."""
+    keep_going: bool = False
+    """Whether trials that end for the same reason no longer end the search."""
+    stop_early: bool = False
+    """Whether the search ends once nothing is likely to win."""
+    max_node_hours: float | None = None
+    events: Sequence[LlmLimitsSet] = ()
+    """Events to record first, such as limits on the LLM."""
+    unknown: UnknownPolicy | None = None
+    """Treatment of trials that the ledger does not contain."""
+    wanted: Wanted = field(default_factory=dict)
+    """Additions to the search space, made first."""
+
+
+def begin_or_resume(writer: RunWriter, session: Session, changes: Changes | None = None) -> None:
+    """Record the start of the search, or its resumption with what the user changes.
+
+    Raises UserError, before anything runs, if trial folders are unknown to the ledger and `changes` does not decide
+    about them.
     """
-    found = find_unknown_trials(writer.folder, writer.state)
-    if found and unknown is None:
+    changes, found = changes or Changes(), find_unknown_trials(writer.folder, writer.state)
+    if found and changes.unknown is None:
         raise found.refuse()
-    adopted = find_adoptable(found, session.spec, session.space) if unknown is UnknownPolicy.ADOPT else {}
-    left = tuple(sorted(set(found.trials) - set(adopted)))
+    adopted = find_adoptable(found, session.spec, session.space) if changes.unknown is UnknownPolicy.ADOPT else {}
     is_new = not writer.state.has_begun
     if is_new:
         _begin(writer, session)
     if found or not is_new:
-        changed = SearchResumed(
-            engine_version=__version__,
-            budget=max(budget, writer.state.budget_raised_to, session.spec.limits.budget),
-            confirm=max(confirm, writer.state.confirm_raised_to),
-            keep_going=keep_going,
-            stop_early=stop_early,
-            max_node_hours=max_node_hours,
-            left_trials=left,
-        )
-        _resume(writer, session, changed, confirms=bool(confirm))
+        _resume(writer, session, changes, tuple(sorted(set(found.trials) - set(adopted))))
     record_adopted(writer, adopted, time.time())
 
 
@@ -202,13 +202,22 @@ def _begin(writer: RunWriter, session: Session) -> None:
         writer.record(ConfigsHeldBack(num_configs=len(held_back.rows), text=held_back.reason, time_s=now_s))
 
 
-def _resume(writer: RunWriter, session: Session, changed: SearchResumed, *, confirms: bool) -> None:
+def _resume(writer: RunWriter, session: Session, changes: Changes, left_trials: tuple[int, ...]) -> None:
     state, spec = writer.state, session.spec
     if state.spec_sha256 not in ("", hash_file(writer.folder / SPEC_FILE)):  # empty if the first line cannot be read
         raise UserError(f"{str(writer.folder / SPEC_FILE)!r} was edited after the search began; its inputs are frozen")
-    if confirms and not spec.provenance.is_repeatable:
+    if changes.confirm and not spec.provenance.is_repeatable:
         raise UserError(f"--confirm: a {spec.provenance.value} figure cannot be confirmed by another run")
-    writer.record(changed.at(time.time()))
+    resumed = SearchResumed(
+        engine_version=__version__,
+        budget=max(changes.budget, state.budget_raised_to, spec.limits.budget),
+        confirm=max(changes.confirm, state.confirm_raised_to),
+        keep_going=changes.keep_going,
+        stop_early=changes.stop_early,
+        max_node_hours=changes.max_node_hours,
+        left_trials=left_trials,
+    )
+    writer.record(resumed.at(time.time()))
 
 
 def make_proposer(spec: RunSpec, folder: Path, is_stopped: Callable[[], bool] = lambda: False) -> Proposer:

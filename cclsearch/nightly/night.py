@@ -20,7 +20,7 @@ from cclsearch.loop.drive import start_run
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.loop.loop import MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES, run_search
 from cclsearch.loop.meter import Allowance, Meter
-from cclsearch.loop.session import begin_or_resume, open_session
+from cclsearch.loop.session import Changes, begin_or_resume, open_session
 from cclsearch.nightly.config import NightlyConfig, NightlyJob
 from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
 from cclsearch.nightly.share import (
@@ -301,7 +301,7 @@ class NightRun:
         reached, kind = "its part of the night's {} is used up", EndKind.SHARE_USED
         allowance = Allowance(deadline_s=self.window.deadline_s, reached=reached, kind=kind, **shared)
         with RunWriter(run.folder) as writer:
-            begin_or_resume(writer, session, budget=max_trials, keep_going=state.job.keep_going)
+            begin_or_resume(writer, session, Changes(budget=max_trials, keep_going=state.job.keep_going))
             with Meter(run.spec, allowance, stop, heartbeat) as meter:
                 writer.watch(meter.watch)
                 try:

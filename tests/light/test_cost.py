@@ -16,7 +16,7 @@ from cclsearch.cli import main
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.meter import keep_node_hours
-from cclsearch.loop.session import begin_or_resume
+from cclsearch.loop.session import Changes, begin_or_resume
 from cclsearch.plan.forecast import estimate_search
 from cclsearch.record.event import EndKind, Purpose
 from cclsearch.record.state import RunState
@@ -116,7 +116,7 @@ def run_limited(project: Path, decide: object, limit: float, *, baseline: bool =
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         if limit != 0:
-            begin_or_resume(writer, session, max_node_hours=limit)
+            begin_or_resume(writer, session, Changes(max_node_hours=limit))
         with keep_node_hours(writer, replace(session, spec=spec)) as limited:
             run_search(writer, limited)
         return writer.state, folder

@@ -17,7 +17,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.loop.growth import MAX_GROWTHS, list_openings
 from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import begin_or_resume, grow_space, open_session, rebuild_space
+from cclsearch.loop.session import Changes, begin_or_resume, grow_space, open_session, rebuild_space
 from cclsearch.plan.workload import hash_space
 from cclsearch.record.event import SpaceGrown
 from cclsearch.record.ledger import LEDGER_FILE
@@ -54,7 +54,7 @@ def test_a_search_continues_over_the_grown_space_and_so_does_a_resume(project):
         rows = [resumed.space.config(o.row or 0) for o in observed]
         assert [row["threads"] for row in rows] == [1] * 4, "trials without a knob had its neutral value"
         assert [{**row, **o.config} for row, o in zip(rows, observed, strict=True)] == rows
-        begin_or_resume(writer, resumed, budget=8)
+        begin_or_resume(writer, resumed, Changes(budget=8))
         resumed = replace(resumed, jobs=session.jobs)
         run_search(writer, resumed)
         numbers = {resumed.space.row(trial.config) for trial in writer.state.trials.values()}

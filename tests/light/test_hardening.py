@@ -17,7 +17,7 @@ from paths import ROOT
 
 from cclsearch.cli import main
 from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import begin_or_resume, open_session
+from cclsearch.loop.session import Changes, begin_or_resume, open_session
 from cclsearch.record.event import TrialFinished
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 from cclsearch.record.writer import RunWriter
@@ -118,7 +118,7 @@ def test_a_clock_that_jumps_uses_up_no_hours(project):
     jumps = itertools.cycle((0.0, 172_800.0, -172_800.0))
     session = replace(open_session(run), now_s=lambda: time.time() + next(jumps))
     with RunWriter(run) as writer:
-        begin_or_resume(writer, session, budget=4)
+        begin_or_resume(writer, session, Changes(budget=4))
         run_search(writer, session)
         assert writer.state.ended is not None
         assert writer.state.ended.reason == "the budget is used up"

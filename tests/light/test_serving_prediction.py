@@ -24,7 +24,7 @@ from cclsearch.tasks.serving.closed_form.memory import find_least_memory
 from cclsearch.tasks.serving.closed_form.replica import read_replica
 from cclsearch.tasks.serving.closed_form.served_model import find_served, other_weight_bytes
 from cclsearch.tasks.serving.closed_form.steady_state import serve
-from cclsearch.tasks.serving.closed_form.steps import MEMORY_SHARE, MULTIPLIERS, compute_load, kv_numbers
+from cclsearch.tasks.serving.closed_form.steps import MEMORY_SHARE, MULTIPLIERS, cached_numbers, compute_load
 from cclsearch.tasks.serving.measurements import THROUGHPUT
 
 LLAMA_70B = {
@@ -201,8 +201,7 @@ def card_of(name: str, **changes: object) -> Card:
 def test_a_token_holds_what_deepseek_ai_states(name, bytes_per_token):
     """DeepSeek-AI 2025, "Insights into DeepSeek-V3", table 1: bytes of the KV cache per token in 16 bits."""
     arch = find_served(card_of(name)).arch
-    both = 1 if arch.kv_lora_rank else 2
-    assert both * kv_numbers(arch) * arch.num_layers * 2 == bytes_per_token
+    assert cached_numbers(arch) * arch.num_layers * 2 == bytes_per_token
 
 
 def test_a_card_of_deepseek_has_the_parameters_of_the_model():

@@ -20,7 +20,7 @@ from cclsearch.cli.screen import print_end
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.evaluation.evaluate import TrialEvaluator
 from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import Session, begin_or_resume
+from cclsearch.loop.session import Changes, Session, begin_or_resume
 from cclsearch.plugins import TASKS
 from cclsearch.record.event import Purpose, SearchResumed, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE
@@ -72,7 +72,7 @@ def test_the_summary_gives_confidence_runner_up_and_ties(project):
         begin_or_resume(writer, session)
         run_search(writer, session)
         summary = "\n".join(summarize_run(session.spec, writer.state, folder))
-        begin_or_resume(writer, session, confirm=1)
+        begin_or_resume(writer, session, Changes(confirm=1))
         run_search(writer, session)
         confirmed = "\n".join(summarize_run(session.spec, writer.state, folder))
     assert "best: trial 1" in summary
@@ -107,7 +107,7 @@ def test_only_a_likely_win_displaces_a_confirmed_best(project, third_s, winner, 
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         run_search(writer, session)
-        begin_or_resume(writer, session, confirm=2)
+        begin_or_resume(writer, session, Changes(confirm=2))
         run_search(writer, session)
         writer.record(SearchResumed(time_s=time.time(), engine_version="1", budget=3))
         run_search(writer, session)

@@ -15,7 +15,7 @@ from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.serving.closed_form.replica import Array, Replica, read_replica
 from cclsearch.tasks.serving.closed_form.served_model import find_served
 from cclsearch.tasks.serving.closed_form.steady_state import serve, time_parts
-from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, LoadParts, compute_load, kv_numbers
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, LoadParts, cached_numbers, compute_load
 
 PREFILL, DECODE = "prefill", "decode"
 # After 8 rounds costs change by less than 0.01 %.
@@ -106,6 +106,5 @@ def _compute_apart(
 def _move_prompt(card: Card, prefill: Replica, input_len: float) -> Array:
     """Return the seconds in which the keys and values of a prompt leave their worker, all its ranks at once."""
     model, machine = find_served(card), read_machine(card)
-    numbers = kv_numbers(model.arch) * (1.0 if model.arch.kv_lora_rank else 2.0)
-    num_bytes = numbers * model.held_tokens(input_len) * model.arch.num_layers * prefill.cache_bytes
+    num_bytes = cached_numbers(model.arch) * model.held_tokens(input_len) * model.arch.num_layers * prefill.cache_bytes
     return np.asarray(machine.out_latency_s + num_bytes / prefill.attention_ranks / machine.out_bytes_s)

@@ -21,7 +21,7 @@ from cclsearch.stats.kernel import KernelShape
 from cclsearch.tasks.serving.closed_form.disaggregation import Deployment
 from cclsearch.tasks.serving.closed_form.replica import Array, Replica
 from cclsearch.tasks.serving.closed_form.served_model import UNQUANTIZED, find_served, other_weight_bytes
-from cclsearch.tasks.serving.closed_form.steps import kv_numbers
+from cclsearch.tasks.serving.closed_form.steps import cache_ranks, cached_numbers
 
 MIN_MEMORY = MetricInfo(
     name="least_memory_gib",
@@ -77,9 +77,8 @@ def find_least_memory(card: Card, at: Replica, tokens: float) -> LeastMemory:
         weights = weights + counts.moe_layers / at.pp * (
             counts.experts * at.weight_bytes / np.maximum(at.ep, at.tp) + shared
         )
-    numbers = kv_numbers(arch) if arch.kv_lora_rank else 2.0 * kv_numbers(arch)
-    ranks = np.minimum(at.attention_ranks, 1.0 if arch.kv_lora_rank else arch.num_kv_heads)
-    cache = numbers * model.held_tokens(tokens) * arch.num_layers / at.pp * at.cache_bytes / ranks
+    kept = cached_numbers(arch) * model.held_tokens(tokens) * arch.num_layers
+    cache = kept / at.pp * at.cache_bytes / cache_ranks(arch, at)
     cache = cache * np.where(at.reserves > 0, at.sequences * at.attention_ranks / at.tp, 1.0)
     return LeastMemory({"weights": weights / GIB, "kv_cache": cache / GIB, "engine": np.full(len(at.tp), ENGINE_GIB)})
 
@@ -107,10 +106,9 @@ def count_cached_tokens(card: Card, at: Replica) -> Array:
     server's share of the device after weights and engine.
     """
     model, arch = find_served(card), find_served(card).arch
-    numbers = kv_numbers(arch) if arch.kv_lora_rank else 2.0 * kv_numbers(arch)
-    ranks = np.minimum(at.attention_ranks, 1.0 if arch.kv_lora_rank else arch.num_kv_heads)
     length = float(card.work.get("input_len", 1024)) + float(card.work.get("output_len", 1024))
-    of_token = numbers * arch.num_layers / at.pp * at.cache_bytes / ranks * model.held_tokens(length) / length
+    of_layers = cached_numbers(arch) * arch.num_layers / at.pp * at.cache_bytes / cache_ranks(arch, at)
+    of_token = of_layers * model.held_tokens(length) / length
     need = find_least_memory(card, at, length)
     left = at.memory_share * card.hardware.memory_gib - need.parts["weights"] - ENGINE_GIB
     gib = np.where(at.cache_gib > 0, at.cache_gib, np.maximum(left, 0.0))

@@ -166,11 +166,8 @@ def read_costs(card: Card, at: Replica) -> StepCosts:
         shared = moe_layers * counts.shared_experts / at.tp * plain
         experts = moe_layers * counts.experts * at.weight_bytes
         computed = computed + moe_layers * (counts.active_experts + counts.shared_experts)
-    is_latent = arch.kv_lora_rank is not None
-    cached = kv_numbers(arch) * (1.0 if is_latent else 2.0)
-    kv_ranks = np.minimum(at.attention_ranks, 1.0 if is_latent else arch.num_kv_heads)
     # each new token meets all that is held; latent keys are met as they are kept, by every head (absorbed weights)
-    met = arch.num_heads * 2.0 * kv_numbers(arch) if is_latent else 2.0 * score_width(arch)
+    met = 2.0 * (score_width(arch) if arch.kv_lora_rank is None else arch.num_heads * cached_numbers(arch))
     return StepCosts(
         at=at,
         model=model,
@@ -181,7 +178,7 @@ def read_costs(card: Card, at: Replica) -> StepCosts:
         dense_s=dense / bandwidth,
         shared_s=shared / bandwidth,
         experts_s=experts / bandwidth,
-        key_s=cached * layers * at.cache_bytes / kv_ranks / bandwidth,
+        key_s=cached_numbers(arch) * layers * at.cache_bytes / cache_ranks(arch, at) / bandwidth,
         score_s=2.0 * met * layers / at.attention_ranks / at.flops_per_s,
         # a prompt of one is waited for by all, unless theirs come at once
         waits=np.where(at.ep > at.tp, TOGETHER + (1 - TOGETHER) * at.dp, 1.0),
@@ -253,11 +250,16 @@ def _exchange_tokens(at: Replica, machine: Machine, layers: int, num_bytes: Arra
     return np.asarray((at.ep > at.tp) * 2.0 * layers * (latency + num_bytes * (1.0 - 1.0 / at.ep) / bandwidth))
 
 
-def kv_numbers(arch: ModelArch) -> float:
-    """Return the numbers that a token's keys (or, with latent attention, all of it) have in one layer."""
+def cached_numbers(arch: ModelArch) -> float:
+    """Return the numbers that the cache keeps of a token in one layer: keys and values, or a latent of both."""
     if arch.kv_lora_rank is not None:
         return float(arch.kv_lora_rank + (arch.qk_rope_head_dim or 0))
-    return float(arch.num_kv_heads * arch.head_dim)
+    return 2.0 * arch.num_kv_heads * arch.head_dim
+
+
+def cache_ranks(arch: ModelArch, at: Replica) -> Array:
+    """(N,) ranks that divide the cache of a sequence: each keeps whole heads, or the latent of all of them."""
+    return np.minimum(at.attention_ranks, 1.0 if arch.kv_lora_rank is not None else arch.num_kv_heads)
 
 
 def _sum_activations(at: Replica, machine: Machine, layers: int, num_bytes: Array | float, chosen: float) -> Array:
