@@ -35,8 +35,8 @@ from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.scoring.objective import choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.stats.columns import take_rows
 from cclsearch.tasks.base import task_of
-from cclsearch.tasks.columns import take_rows
 from cclsearch.tasks.serving.closed_form.kernel_tables import PACKAGE, make_kernel_prior, require_kernel_tables
 from cclsearch.tasks.serving.closed_form.replica import read_replica
 from cclsearch.tasks.serving.closed_form.steady_state import serve

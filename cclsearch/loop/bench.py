@@ -222,10 +222,6 @@ class Problem:
     label: str
     limit: str = ""
 
-    def limited(self) -> tuple[Recording, Objective | None]:
-        """Return the recording with the limit frozen in its card, and the objective."""
-        return limit_recording(self.recording, self.limit)
-
 
 def limit_recording(recording: Recording, limit: str) -> tuple[Recording, Objective | None]:
     """Return the recording with a limit frozen in its card, and the objective that has it."""
@@ -246,11 +242,10 @@ def list_problems(recordings: Sequence[Recording], labels: Sequence[str]) -> lis
             found.append(Problem(recording, label))
             continue
         for limit in limits:
-            cell = Problem(recording, f"{label} {limit}", limit)
-            losses = RecordedTable(*cell.limited()).list_losses()
+            losses = RecordedTable(*limit_recording(recording, limit)).list_losses()
             misses = len(recording.rows) - len(losses)
             if len(recording.rows) >= MIN_CONFIGS and losses and (misses or min(losses) < (1 - MIN_GAIN) * max(losses)):
-                found.append(cell)
+                found.append(Problem(recording, f"{label} {limit}", limit))
     return found
 
 

@@ -53,9 +53,7 @@ def find_stop_above(spec: RunSpec, space: Space, state: RunState, trial: Trial) 
 
 def find_margin(noise: Noise) -> float:
     """Return the ratio of two runs of one configuration that only a share `DOUBT` of such pairs exceeds."""
-    from scipy.stats import t as student
-
-    return math.exp(float(student.ppf(1 - DOUBT, noise.dof)) * noise.relative * math.sqrt(2))
+    return math.exp(noise.quantile(1 - DOUBT) * math.sqrt(2))
 
 
 def _to_primary(spec: RunSpec, space: Space, row: int, value: float) -> float | None:

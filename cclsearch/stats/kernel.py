@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from cclsearch.core.values import Value
 from cclsearch.space.knobs import KNOBS, canonical_name
 from cclsearch.space.table import Knob, Space
+from cclsearch.stats.columns import take_rows
 
 Array = NDArray[np.float64]
+Codes = NDArray[np.int16]
 
 MAX_COORDINATE_SPAN = 3.0
 """Span, in units of one doubling, of a numeric knob with values of 0 or below or with a very wide range."""
@@ -35,8 +37,7 @@ class Features:
 
     def take(self, rows: NDArray[np.int64]) -> Features:
         """Return the features of these rows."""
-        jobs_NJ = None if self.jobs_NJ is None else self.jobs_NJ[rows]
-        return Features(self.numbers_ND[rows], self.categories_NC[rows], self.unknown_NU[rows], jobs_NJ)
+        return take_rows(self, rows)
 
     def with_number(self, number_N: Array) -> Features:
         """Return the features with one more numeric coordinate."""
@@ -56,9 +57,7 @@ def read_features(space: Space) -> Features:
             numbers.append(_coordinates(knob, knob.choices)[codes])
         else:
             categories.append(codes)
-    size = len(space)
-    numbers_ND = np.column_stack(numbers) if numbers else np.zeros((size, 0))
-    return Features(numbers_ND, _stack_codes(categories, size), _stack_codes(unknown, size))
+    return _stack(numbers, categories, unknown, len(space))
 
 
 def place_configs(space: Space, configs: Sequence[Mapping[str, Value]]) -> Features:
@@ -77,13 +76,14 @@ def place_configs(space: Space, configs: Sequence[Mapping[str, Value]]) -> Featu
         else:
             known = list(dict.fromkeys((isinstance(value, bool), value) for value in (*knob.choices, *values)))
             categories.append(np.array([known.index((isinstance(value, bool), value)) for value in values], np.int16))
-    size = len(configs)
-    numbers_ND = np.column_stack(numbers) if numbers else np.zeros((size, 0))
-    return Features(numbers_ND, _stack_codes(categories, size), _stack_codes([], size))
+    return _stack(numbers, categories, [], len(configs))
 
 
-def _stack_codes(codes: list[NDArray[np.int16]], size: int) -> NDArray[np.int16]:
-    return np.column_stack(codes).astype(np.int16) if codes else np.zeros((size, 0), dtype=np.int16)
+def _stack(numbers: list[Array], categories: list[Codes], unknown: list[Codes], size: int) -> Features:
+    """Return the features with these columns, of so many configurations."""
+    numbers_ND = np.column_stack([np.zeros((size, 0)), *numbers])
+    codes = (np.column_stack([np.zeros((size, 0), dtype=np.int16), *columns]) for columns in (categories, unknown))
+    return Features(numbers_ND, *codes)
 
 
 def _coordinates(knob: Knob, values: Sequence[Value]) -> Array:

@@ -64,6 +64,12 @@ class Noise:
     def is_measured(self) -> bool:
         return self.num_repeats > 0
 
+    def quantile(self, probability: float) -> float:
+        """Return the error of one run, relative, that this share of the runs does not exceed (Student-t)."""
+        from scipy.stats import t as student  # takes as long to load as all that reads a run
+
+        return float(student.ppf(probability, self.dof)) * self.relative
+
     def widened(self, errors: Sequence[float]) -> Noise:
         """The same with further relative errors of the runs, by their root mean square; unchanged without errors."""
         if not errors:
@@ -119,9 +125,7 @@ def find_largest_gap(noise: Noise) -> float:
 
     On the scale of `_scale`: of positive losses it is the log of their ratio.
     """
-    from scipy.stats import t as student
-
-    return float(student.ppf(1 - OUTLIER / 2, noise.dof)) * noise.relative * math.sqrt(2)
+    return noise.quantile(1 - OUTLIER / 2) * math.sqrt(2)
 
 
 def measure_gap(one: float, other: float) -> float:
@@ -186,10 +190,8 @@ def confidence_interval(
     losses: Sequence[float], noise: Noise, *, confidence: float = DEFAULT_CONFIDENCE
 ) -> ConfidenceInterval:
     """Return the interval of the configuration's true loss at this confidence; `losses` needs at least one run."""
-    from scipy.stats import t as student
-
     values = np.asarray(losses, dtype=float)
-    half = float(student.ppf(0.5 + confidence / 2, noise.dof)) * noise.relative / math.sqrt(len(values))
+    half = noise.quantile(0.5 + confidence / 2) / math.sqrt(len(values))
     if np.all(values > 0):
         middle = float(np.log(values).mean())
         return ConfidenceInterval(math.exp(middle - half), math.exp(middle + half), confidence, len(values))

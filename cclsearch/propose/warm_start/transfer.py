@@ -17,6 +17,7 @@ from scipy.special import softmax
 
 from cclsearch.core.values import Config
 from cclsearch.stats.calibration import CalibrationData, KnownResidual, ParametricModel, Prior, RowModel, calibrate
+from cclsearch.stats.columns import take_rows
 from cclsearch.stats.kernel import Array, Features
 
 OWN_SHARE = 0.35
@@ -143,7 +144,10 @@ def find_odds(prior: Prior, searches: Sequence[EarlierFit]) -> float:
     gains = []
     for search in searches:
         rest = [other for other in searches if other is not search]
-        others, first = transfer_prior(prior, rest, search.num_accelerators), _take_first(search.evidence)
+        others, first = (
+            transfer_prior(prior, rest, search.num_accelerators),
+            take_rows(search.evidence, slice(NUM_FIRST)),
+        )
         assert others.known is not None
         assert others.known.features.jobs_NJ is not None
         num_columns = others.known.features.jobs_NJ.shape[1]
@@ -151,13 +155,6 @@ def find_odds(prior: Prior, searches: Sequence[EarlierFit]) -> float:
         with_others, alone = (calibrate(search.model, features, one, first) for one in (others, prior))
         gains.append(float(np.clip(with_others.log_evidence - alone.log_evidence, -MAX_GAIN, MAX_GAIN)))
     return sum(gains) / (len(gains) + 1)
-
-
-def _take_first(evidence: CalibrationData) -> CalibrationData:
-    """Return the first `NUM_FIRST` observations."""
-    columns = ("rows_n", "value_n", "censoring_n", "label_noise_n")
-    first = {name: getattr(evidence, name)[:NUM_FIRST] for name in columns}
-    return replace(evidence, **first, noise_n=None if evidence.noise_n is None else evidence.noise_n[:NUM_FIRST])
 
 
 def _stack(searches: Sequence[EarlierFit], part_JB: Array, jobs_JC: Array) -> tuple[ParametricModel, Features]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from cclsearch.card.model import FRAMEWORK_KNOBS, Card
 from cclsearch.space.table import Space
+from cclsearch.stats.columns import read_choices
 from cclsearch.stats.kernel import Array
-from cclsearch.tasks.columns import read_choices
 
 ENGINE_TIMES = {"tensorrtllm": 0.82, "trtllm": 0.82, "deepspeedmii": 1.25}
 """Engine -> time for the same work / vLLM's, by LLM-Inference-Bench (benchmarks/serving.md). llama.cpp is

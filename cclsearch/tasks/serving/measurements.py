@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,18 @@ from cclsearch.tasks.serving.contract import RequestRecord
 
 _LOW, _HIGH = Direction.MINIMIZE, Direction.MAXIMIZE
 _NO_REQUESTS = "no request was measured, or the source does not state it"
+
+
+def _count(name: str, unit: str, label: str, direction: Direction = _HIGH, **more: Any) -> MetricInfo:
+    """Return a metric that follows from the request log."""
+    return result_metric(name, unit, direction, _NO_REQUESTS, label=label, **more)
+
+
+def _report(name: str, unit: str, what: str, label: str, direction: Direction = _LOW, **more: Any) -> MetricInfo:
+    """Return a metric that only the server knows."""
+    return result_metric(name, unit, direction, f"the server reports no {what}", label=label, **more)
+
+
 LATENCIES = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -28,52 +41,33 @@ THROUGHPUT = "output_tokens_per_s_per_accelerator"
 GOODPUT = "goodput_requests_per_s"
 
 LATENCY_METRICS = tuple(
-    result_metric(
-        f"{name}_{statistic}_s", "s", _LOW, _NO_REQUESTS, label=f"{words}, {of}",
+    _count(
+        f"{name}_{statistic}_s", "s", f"{words}, {of}", _LOW,
         heading=f"{name if name == 'e2e' else name.upper()} {statistic} (s)", is_positive=name != "itl",
     )
     for name, words in LATENCIES.items()
     for statistic, of in STATISTICS.items()
 )  # fmt: skip
+SERVER_METRICS = (
+    _report("kv_cache_use_peak", "fraction", "use of its KV cache", "peak KV cache use", is_positive=False),
+    _report("preemptions", "requests", "preemptions", "preempted requests", is_positive=False),
+    _report("queue_mean_s", "s", "time in its queue", "time in the queue, mean", is_positive=False),
+    _report("tokens_per_step", "tokens", "steps", "tokens computed in a step, mean", _HIGH),
+    _report("prefix_cache_hit_rate", "fraction", "prefix cache", "prompt tokens from the prefix cache", _HIGH,
+            is_positive=False),
+)  # fmt: skip
 LOAD_METRICS: tuple[MetricInfo, ...] = (
-    result_metric(
-        THROUGHPUT, "tokens/s", _HIGH, _NO_REQUESTS, label="output tokens/s per accelerator",
-        heading="tokens/s per accel.",
-    ),
-    result_metric("output_tokens_per_s", "tokens/s", _HIGH, _NO_REQUESTS, label="output tokens/s"),
-    result_metric("total_tokens_per_s", "tokens/s", _HIGH, _NO_REQUESTS, label="tokens/s, prompts included"),
-    result_metric("output_tokens_per_s_per_user", "tokens/s", _HIGH, _NO_REQUESTS, label="output tokens/s per user"),
-    result_metric("requests_per_s", "requests/s", _HIGH, _NO_REQUESTS, label="requests/s"),
-    result_metric(
-        "goodput_requests_per_s", "requests/s", _HIGH, _NO_REQUESTS, label="requests/s within the targets",
-        is_positive=False,
-    ),
-    result_metric(
-        "accelerator_seconds_per_mtoken", "accelerator-s/Mtoken", _LOW, _NO_REQUESTS,
-        label="accelerator time per output token",
-    ),
+    _count(THROUGHPUT, "tokens/s", "output tokens/s per accelerator", heading="tokens/s per accel."),
+    _count("output_tokens_per_s", "tokens/s", "output tokens/s"),
+    _count("total_tokens_per_s", "tokens/s", "tokens/s, prompts included"),
+    _count("output_tokens_per_s_per_user", "tokens/s", "output tokens/s per user"),
+    _count("requests_per_s", "requests/s", "requests/s"),
+    _count(GOODPUT, "requests/s", "requests/s within the targets", is_positive=False),
+    _count("accelerator_seconds_per_mtoken", "accelerator-s/Mtoken", "accelerator time per output token", _LOW),
     *LATENCY_METRICS,
     result_metric("concurrency", "requests", _HIGH, "the load has no fixed concurrency", label="concurrency"),
-    result_metric(
-        "kv_cache_use_peak", "fraction", _LOW, "the server reports no use of its KV cache", label="peak KV cache use",
-        is_positive=False,
-    ),
-    result_metric(
-        "preemptions", "requests", _LOW, "the server reports no preemptions", label="preempted requests",
-        is_positive=False,
-    ),
-    result_metric(
-        "queue_mean_s", "s", _LOW, "the server reports no time in its queue", label="time in the queue, mean",
-        is_positive=False,
-    ),
-    result_metric(
-        "tokens_per_step", "tokens", _HIGH, "the server reports no steps", label="tokens computed in a step, mean"
-    ),
-    result_metric(
-        "prefix_cache_hit_rate", "fraction", _HIGH, "the server reports no prefix cache",
-        label="prompt tokens from the prefix cache", is_positive=False,
-    ),
-)  # fmt: skip
+    *SERVER_METRICS,
+)
 OTHER_LOAD = "other_load_"
 """Begins the names of metrics of the second load."""
 OTHER_LOAD_METRICS = tuple(
@@ -101,16 +95,14 @@ COLUMNS = {
     "num_devices": NUM_ACCELERATORS,
 }
 """Columns of published tables (aiconfigurator's, GPUStack's, LLM-Inference-Bench's) -> metric."""
-BATCH_LATENCY = result_metric("batch_latency_s", "s", _LOW, _NO_REQUESTS, label="time of a batch", short="batch")
+BATCH_LATENCY = _count("batch_latency_s", "s", "time of a batch", _LOW, short="batch")
 ENERGY_METRICS = (
     ENERGY,
     result_metric("energy_j_per_mtoken", "J/Mtoken", _LOW, NO_ENERGY, label="energy per token", needs=ENERGY.needs),
     result_metric("power_w", "W", _LOW, NO_ENERGY, label="power", needs=ENERGY.needs),
 )
 """Metrics of a load; a token is one of an answer."""
-REPORTED = (
-    ENERGY.name, "kv_cache_use_peak", "preemptions", "queue_mean_s", "tokens_per_step", "prefix_cache_hit_rate",
-)  # fmt: skip
+REPORTED = (ENERGY.name, *(metric.name for metric in SERVER_METRICS))
 """Metrics of a load that a run script states itself: the request log does not show them."""
 GENERAL = (SIZE, MEMORY, HEADROOM, *ENERGY_METRICS)
 LIMITED = frozenset(metric.name for metric in (*LOAD_METRICS, BATCH_LATENCY))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cclsearch.core.values import Value
 from cclsearch.space.table import Knob, Space
-from cclsearch.tasks.columns import read_choices
+from cclsearch.stats.columns import read_choices
 
 ADAPTERS = re.compile(r"(?<![a-z])(q?lora|dora|peft|adapters?)(?![a-z])")
 """LoRA (Hu et al. 2021), QLoRA (Dettmers et al. 2023), DoRA, and the library PEFT."""

@@ -14,7 +14,7 @@ from cclsearch.core.values import Value
 from cclsearch.space.framework import find_behaviour, has_knob
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Space
-from cclsearch.tasks.columns import read_choices
+from cclsearch.stats.columns import read_choices
 from cclsearch.tasks.training.adapters import find_base_bytes, find_frozen, find_fused_loss
 from cclsearch.tasks.training.stages import EVEN, SPLIT_KNOB
 

@@ -18,8 +18,8 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, MemoryForm, Predictor
+from cclsearch.stats.columns import take_rows
 from cclsearch.stats.kernel import KernelShape, read_features
-from cclsearch.tasks.columns import take_rows
 from cclsearch.tasks.machine import Machine, read_machine
 from cclsearch.tasks.training import memory, staged, time
 from cclsearch.tasks.training.layout import PARTIAL_SHARE, Array, Layout, read_layout

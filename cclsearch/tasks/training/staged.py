@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
-from cclsearch.tasks.columns import map_columns
+from cclsearch.stats.columns import map_columns
 from cclsearch.tasks.machine import Machine, read_machines
 from cclsearch.tasks.training.layout import Array, Layout
 from cclsearch.tasks.training.memory import MULTIPLIERS as MEMORY_MULTIPLIERS

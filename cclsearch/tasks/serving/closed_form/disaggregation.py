@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.space.table import Space
-from cclsearch.tasks.columns import map_columns, read_choices
+from cclsearch.stats.columns import map_columns, read_choices
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.serving.closed_form.replica import Array, Replica, read_replica
 from cclsearch.tasks.serving.closed_form.served_model import find_served

@@ -13,8 +13,8 @@ from cclsearch.core.metrics import MetricInfo
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import ParametricModel, Prior, RowModel
 from cclsearch.stats.closed_form import Cells, ClosedForm, Derived, Loads, Predictor, Rows
+from cclsearch.stats.columns import map_columns, take_rows
 from cclsearch.stats.kernel import read_features
-from cclsearch.tasks.columns import map_columns, take_rows
 from cclsearch.tasks.serving.closed_form.deduplicate import find_first_equal
 from cclsearch.tasks.serving.closed_form.disaggregation import Deployment, compute_parts, read_deployment
 from cclsearch.tasks.serving.closed_form.kernel_tables import make_kernel_prior

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.table import Space
-from cclsearch.tasks.columns import read_choices
+from cclsearch.stats.columns import read_choices
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.serving.closed_form.served_model import FOUR_BITS
 from cclsearch.tasks.serving.engines import find_engine_times, read_engines

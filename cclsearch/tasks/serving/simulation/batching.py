@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cclsearch.tasks.columns import take_rows
+from cclsearch.stats.columns import take_rows
 from cclsearch.tasks.serving.closed_form.replica import Array
 from cclsearch.tasks.serving.simulation.engines import ENDLESS, Answered, Bools, Engines, Ints, Requests
 from cclsearch.tasks.serving.simulation.step_times import StepMix, count_steps
@@ -45,12 +45,6 @@ class _Step:
     """Engines and places whose prompts are complete after this step."""
 
 
-_OF_ENGINE = (
-    "rows", "clock", "head", "known", "depth", "running", "decoding", "context", "counter", "partial", "left",
-    "spoken", "going_on", "paused", "next_order", "num_free", "num_preempted",
-    "steps", "tokens", "peak", "ready", "stack", "request", "end",
-    "base", "order", "free_places", "made", "arrival", "start", "first", "last", "given", "asked", "count",
-)  # fmt: skip
 _KEPT = ("arrival", "start", "first", "last", "steps", "tokens", "num_preempted", "peak", "made")
 
 
@@ -433,8 +427,9 @@ class _Batch:
         rows = np.flatnonzero(self.is_going)
         self.engines = take_rows(self.engines, rows)
         self.begun = [(begun[rows], when[rows]) for begun, when in self.begun]
-        for name in _OF_ENGINE:
-            setattr(self, name, getattr(self, name)[rows])
+        for name, value in list(vars(self).items()):
+            if isinstance(value, np.ndarray):  # every array has a row for each engine
+                setattr(self, name, value[rows])
         self._read_columns()
 
 

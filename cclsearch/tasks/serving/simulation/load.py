@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
-from cclsearch.tasks.columns import take_rows
+from cclsearch.stats.columns import take_rows
 from cclsearch.tasks.serving.closed_form.memory import count_cached_tokens
 from cclsearch.tasks.serving.closed_form.replica import Array, Replica
 from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, StepCosts, read_costs

@@ -17,7 +17,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.stats.calibration import ParametricModel, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Predictor, Rows
-from cclsearch.tasks.columns import take_rows
+from cclsearch.stats.columns import take_rows
 from cclsearch.tasks.serving.closed_form.disaggregation import Deployment
 from cclsearch.tasks.serving.closed_form.open_loop import Arrivals, read_arrivals
 from cclsearch.tasks.serving.closed_form.priors import LOAD_PRIORS, TPOT, TTFT
