@@ -49,13 +49,13 @@ def drive_in_terminal(folder: Path, args: argparse.Namespace, changes: Changes |
     how = f"run `ccl-search resume {name_run(folder, args.runs)}`"
     with drive.tell_chat(webhook, folder, _tell):
         with listen_for_stop(stop):
-            driven = drive.drive_search(
+            spec, state = drive.drive_search(
                 folder, stop=stop, around=show, continued=how, changes=changes, log_to=args.log_to, tell=_tell
             )
         with drive.explain_write_errors(folder, how):
-            _print_result(driven.spec, driven.state, folder, args)
-    usual = EXIT_OK if driven.state.best else EXIT_FAILED
-    return SPECIAL.get(driven.state.stopped.kind, usual) if driven.state.stopped else usual
+            _print_result(spec, state, folder, args)
+    usual = EXIT_OK if state.best else EXIT_FAILED
+    return SPECIAL.get(state.stopped.kind, usual) if state.stopped else usual
 
 
 def _tell(text: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
@@ -26,11 +25,11 @@ def run(args: argparse.Namespace) -> int:
 
         with tempfile.TemporaryDirectory() as joined:
             with naming_settings(args):
-                planned = plan_sweep(make_request(args), args.objective, weights, Path(joined))
-            return show_plan(planned.plan, runs, as_json=args.json)
+                plan, _ = plan_sweep(make_request(args), args.objective, weights, Path(joined))
+            return show_plan(plan, runs, as_json=args.json)
     with naming_settings(args):
-        planned = plan_sweep(make_request(args), args.objective, weights, runs.absolute() / JOINED_FOLDER)
-    folder = create_sweep(replace(planned, plan=planned.plan), runs)
+        plan, sweep = plan_sweep(make_request(args), args.objective, weights, runs.absolute() / JOINED_FOLDER)
+    folder = create_sweep(plan, sweep, runs)
     code = drive_in_terminal(folder, args)
     if code == EXIT_OK and not (args.json or args.quiet):
         from cclsearch.analysis.pareto import gather_pareto_page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
@@ -28,14 +28,6 @@ Around = Callable[[RunWriter, Session], contextlib.AbstractContextManager[None]]
 """Context manager around the trials of a search, such as a table on a terminal."""
 
 
-@dataclass(frozen=True)
-class DrivenSearch:
-    """A search that has ended or stopped."""
-
-    spec: RunSpec
-    state: RunState
-
-
 def drive_search(
     folder: Path,
     *,
@@ -46,11 +38,12 @@ def drive_search(
     measure: Measure | None = None,
     log_to: Sequence[str] = (),
     tell: Callable[[str], None] = lambda text: None,
-) -> DrivenSearch:
-    """Run or continue the search in `folder` until it ends or `stop` is set; raises UserError before it can begin.
+) -> tuple[RunSpec, RunState]:
+    """Run or continue the search in `folder` until it ends or `stop` is set; returns its inputs and its state.
 
-    `continued` says how to continue if its folder cannot be written. `measure` is the caller's function that measures
-    trials, `log_to` the trackers it writes to, and `tell` takes notes about the search.
+    Raises UserError before it can begin. `continued` says how to continue if its folder cannot be written. `measure` is
+    the caller's function that measures trials, `log_to` the trackers it writes to, and `tell` takes notes about the
+    search.
     """
     changes = changes or Changes()
     session = replace(open_session(folder, stop=stop, measure=measure, log_to=log_to), tell=tell)
@@ -62,7 +55,7 @@ def drive_search(
             session = grow_space(writer, session, changes.wanted, why="asked for by `resume --extend-knob`")
         with around(writer, session), keep_node_hours(writer, session) as limited:
             run_search(writer, limited)
-        return DrivenSearch(session.spec, writer.state)
+        return session.spec, writer.state
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cclsearch.card.model import Card
@@ -49,14 +49,6 @@ class Sweep(Model):
             raise ValueError(f"objective {self.objective!r} has no weights")
         low, high = (o.score(metrics, baseline if o.needs_baseline else None) for o in (self.at_0, self.at_1))
         return low, high
-
-
-@dataclass(frozen=True)
-class SweepPlan:
-    """A sweep that is ready to start; nothing was submitted."""
-
-    plan: Plan
-    sweep: Sweep
 
 
 def describe_sweep(spec: str | None, weights: Sequence[float] | None = None, *, task: str) -> tuple[Sweep, Objective]:
@@ -117,8 +109,8 @@ def drop_weights(objective: Objective) -> Objective:
 
 def plan_sweep(
     request: SearchRequest, objective: str | None, weights: Sequence[float] | None, joined: Path
-) -> SweepPlan:
-    """Return the sweep over an objective (None: the task's), resolved and frozen; UserError if it cannot work.
+) -> tuple[Plan, Sweep]:
+    """Return the search of a sweep over an objective (None: the task's), and the sweep; UserError if it cannot work.
 
     The request's own objective, which may be the project's, does not count. If only a recording applies, recordings of
     the same work on other numbers of accelerators are joined with it, in the folder `joined`.
@@ -128,13 +120,12 @@ def plan_sweep(
     request, notes = _join_family(replace(request, use_fewer=True), card, joined)
     plan = plan_search(replace(request, objective=searched))
     spec = plan.spec.model_copy(update={"banner": (*notes, *plan.spec.banner)})
-    return SweepPlan(replace(plan, spec=spec), sweep)
+    return replace(plan, spec=spec), sweep
 
 
-def create_sweep(planned: SweepPlan, runs_folder: Path) -> Path:
+def create_sweep(plan: Plan, sweep: Sweep, runs_folder: Path) -> Path:
     """Create the run's folder with its frozen inputs and the sweep's."""
-    sweep = planned.sweep.model_dump_json(indent=1) + "\n"
-    return start_run(planned.plan.spec, runs_folder, extra_files={SWEEP_FILE: sweep})
+    return start_run(plan.spec, runs_folder, extra_files={SWEEP_FILE: sweep.model_dump_json(indent=1) + "\n"})
 
 
 def read_sweep(folder: Path) -> Sweep | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,14 +33,12 @@ def step_s(prompt: float, pairs: float, sequences: float, context: float) -> flo
 class LinearTimes:
     """Stands in for `StepTimes`: a step costs a constant and so much for each token."""
 
-    columns: dict[str, np.ndarray]
+    columns: Any
+    """A dataclass of arrays."""
 
     @property
     def costs(self) -> Any:
-        return SimpleNamespace(at=SimpleNamespace(**self.columns))
-
-    def take(self, rows: np.ndarray) -> LinearTimes:
-        return LinearTimes({name: values[rows] for name, values in self.columns.items()})
+        return SimpleNamespace(at=self.columns)
 
     def seconds(self, mix: StepMix) -> np.ndarray:
         return np.asarray(step_s(mix.prompt_tokens, mix.pairs, mix.sequences, mix.context))  # type: ignore[arg-type]
@@ -72,13 +70,9 @@ def run_together(engines: list[Engine]) -> Answered:
     def column(name: str, kind: Any = float) -> np.ndarray:
         return np.array([kind(getattr(engine, name)) for engine in engines])
 
-    times = LinearTimes(
-        {
-            name: column(name)
-            for name in ("block_size", "cached", "gain", "checked", "is_chunked", "is_alone", "restarts")
-        }
-        | {"tokens": column("budget")}
-    )
+    names = ("block_size", "cached", "gain", "checked", "is_chunked", "is_alone", "restarts")
+    columns = {name: column(name) for name in names} | {"tokens": column("budget")}
+    times = LinearTimes(make_dataclass("Columns", columns)(**columns))
     table = np.ones((len(engines), width, 3))
     for row, engine in enumerate(engines):
         table[row, : len(engine.requests)] = engine.requests

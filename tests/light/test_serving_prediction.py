@@ -248,7 +248,7 @@ def test_weights_are_as_large_as_published_checkpoints(name, precision, gib):
     card = card_of(name).model_copy(update={"precision": precision})
     space = space_from_rows([Knob("tp", (1, 8))], [{"tp": 1}, {"tp": 8}])
     need = find_least_memory(card, read_replica(card, space), tokens=2048)
-    one, eight = need.parts["weights"].tolist()
+    one, eight = need["weights"].tolist()
     assert one == pytest.approx(gib, rel=0.015)
     assert eight == pytest.approx(one / 8)
 
@@ -257,7 +257,7 @@ def test_latent_keys_are_on_every_rank_and_others_are_divided():
     space = space_from_rows([Knob("tp", (1, 8))], [{"tp": 1}, {"tp": 8}])
     for name, divided in (("DeepSeek-V3", 1), ("meta-llama/Llama-3.1-405B", 8)):
         card = card_of(name)
-        cache = find_least_memory(card, read_replica(card, space), tokens=1000).parts["kv_cache"]
+        cache = find_least_memory(card, read_replica(card, space), tokens=1000)["kv_cache"]
         assert cache[0] / cache[1] == pytest.approx(divided)
 
 

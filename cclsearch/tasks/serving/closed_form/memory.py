@@ -7,9 +7,6 @@ replicate the keys of latent attention on every tensor-parallel rank).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 
 from cclsearch.card.arch import count_parts
@@ -47,24 +44,8 @@ PRIOR = Prior(
 """Our choice: weights are counted, the rest is small beside them."""
 
 
-@dataclass(frozen=True)
-class LeastMemory:
-    """GiB of the fullest accelerator of each configuration, by part; (N,) each."""
-
-    parts: Mapping[str, Array]
-
-    def log_cost(self, rows: Rows) -> RowModel:
-        """Return the model log multipliers -> log GiB at these rows."""
-        each = np.stack([self.parts[name][rows] for name in PARTS])
-        return lambda theta: np.asarray(np.log(np.einsum("...p,pn->...n", np.exp(np.asarray(theta)), each)))
-
-    def split(self, theta_P: Array) -> dict[str, Array]:
-        """Return part -> (N,) its share."""
-        return {name: np.exp(theta_P[p]) * self.parts[name] for p, name in enumerate(PARTS)}
-
-
-def find_least_memory(card: Card, at: Replica, tokens: float) -> LeastMemory:
-    """Return the memory of each configuration for its weights and one request of so many tokens."""
+def find_least_memory(card: Card, at: Replica, tokens: float) -> dict[str, Array]:
+    """Return part -> (N,) GiB of the fullest accelerator, for weights, one request of so many tokens and the engine."""
     model = find_served(card)
     arch, counts = model.arch, count_parts(model.arch)
     plain = other_weight_bytes(arch, at.weight_bytes)
@@ -80,24 +61,32 @@ def find_least_memory(card: Card, at: Replica, tokens: float) -> LeastMemory:
     kept = cached_numbers(arch) * model.held_tokens(tokens) * arch.num_layers
     cache = kept / at.pp * at.cache_bytes / cache_ranks(arch, at)
     cache = cache * np.where(at.reserves > 0, at.sequences * at.attention_ranks / at.tp, 1.0)
-    return LeastMemory({"weights": weights / GIB, "kv_cache": cache / GIB, "engine": np.full(len(at.tp), ENGINE_GIB)})
+    return {"weights": weights / GIB, "kv_cache": cache / GIB, "engine": np.full(len(at.tp), ENGINE_GIB)}
 
 
-def find_deployed_memory(card: Card, at: Deployment, tokens: float) -> LeastMemory:
-    """Return the memory of the fuller of a configuration's two kinds of workers, or of its servers that do both."""
+def find_deployed_memory(card: Card, at: Deployment, tokens: float) -> dict[str, Array]:
+    """Return the same of the fuller of a configuration's two kinds of workers, or of its servers that do both."""
     whole = find_least_memory(card, at.whole, tokens)
     if at.prefill is None or at.decode is None or at.is_apart is None:
         return whole
-    prefill, decode = (find_least_memory(card, role, tokens).parts for role in (at.prefill, at.decode))
+    prefill, decode = (find_least_memory(card, role, tokens) for role in (at.prefill, at.decode))
     is_fuller = sum(prefill.values()) > sum(decode.values())
     fuller = {name: np.where(is_fuller, prefill[name], decode[name]) for name in PARTS}
-    return LeastMemory({name: np.where(at.is_apart, fuller[name], whole.parts[name]) for name in PARTS})
+    return {name: np.where(at.is_apart, fuller[name], whole[name]) for name in PARTS}
 
 
 def make_memory_form(card: Card, at: Deployment, tokens: float) -> MemoryForm:
     """Return the closed form of the least memory, and its limit."""
     need = find_deployed_memory(card, at, tokens)
-    form = ClosedForm(MIN_MEMORY, PARTS, PRIOR, need.log_cost, need.split)
+
+    def log_cost(rows: Rows) -> RowModel:
+        each = np.stack([need[name][rows] for name in PARTS])
+        return lambda theta: np.asarray(np.log(np.einsum("...p,pn->...n", np.exp(np.asarray(theta)), each)))
+
+    def split(theta_P: Array) -> dict[str, Array]:
+        return {name: np.exp(theta_P[p]) * need[name] for p, name in enumerate(PARTS)}
+
+    form = ClosedForm(MIN_MEMORY, PARTS, PRIOR, log_cost, split)
     return MemoryForm(form, float(np.log(USABLE * card.hardware.memory_gib)), is_measured=False)
 
 
@@ -110,7 +99,7 @@ def count_cached_tokens(card: Card, at: Replica) -> Array:
     of_layers = cached_numbers(arch) * arch.num_layers / at.pp * at.cache_bytes / cache_ranks(arch, at)
     of_token = of_layers * model.held_tokens(length) / length
     need = find_least_memory(card, at, length)
-    left = at.memory_share * card.hardware.memory_gib - need.parts["weights"] - ENGINE_GIB
+    left = at.memory_share * card.hardware.memory_gib - need["weights"] - ENGINE_GIB
     gib = np.where(at.cache_gib > 0, at.cache_gib, np.maximum(left, 0.0))
     # each rank with sequences of its own has a cache of its own
     return np.asarray(gib * GIB / of_token * at.tp / at.attention_ranks)
