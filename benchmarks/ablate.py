@@ -23,7 +23,15 @@ from unittest.mock import patch
 import numpy as np
 from search import fit_without, list_priors
 
-from cclsearch.loop.bench import Problem, RecordedTable, label_landscapes, list_problems, replay_search, summarize
+from cclsearch.loop.bench import (
+    Problem,
+    RecordedTable,
+    label_landscapes,
+    limit_recording,
+    list_problems,
+    replay_search,
+    summarize,
+)
 from cclsearch.propose.base import Observation, Proposer
 from cclsearch.propose.bayes import acquisition, ensemble, feasibility, loads, proposer, surrogate
 from cclsearch.propose.bayes.ensemble import Ensemble
@@ -141,7 +149,7 @@ def measure(change: Change, folders: Sequence[Path], fit: tuple[Path, ...], jitt
     searches, slow, compared = [], 0, 0
     ask = RecordedTable.ask
     for problem, asked in list_searches(folders, fit, jittered):
-        recording, objective = problem.limited()
+        recording, objective = limit_recording(problem.recording, problem.limit)
         trials: list[Observation] = []
 
         def keep(table: RecordedTable, *of_trial: Any, kept: list[Observation] = trials) -> Observation:

@@ -161,13 +161,11 @@ class JobRunner:
         statuses = self.launcher.poll([self._handle(writer, trial) for trial in running])
         self.statuses.clear()
         self.statuses.update({trial.number: status for trial, status in zip(running, statuses, strict=True)})
-        finished = [
-            (trial, status) for trial, status in zip(running, statuses, strict=True) if status.state is JobState.DONE
-        ]
-        for trial, status in finished:
-            self._collect(writer, trial, status)
+        for trial, status in zip(running, statuses, strict=True):
+            if status.state is JobState.DONE:
+                self._collect(writer, trial, status)
         writer.lock.refresh()
-        if running and not finished:
+        if running and all(status.state is not JobState.DONE for status in statuses):
             stop.wait(self.launcher.poll_interval_s)
 
     def shut_down(self, writer: RunWriter, stop: StopSignal) -> None:

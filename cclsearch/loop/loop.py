@@ -289,9 +289,8 @@ def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
 
 def _explain_end(session: Session) -> SearchEnded:
     reason = session.proposer.ending()
-    if reason:
-        return SearchEnded(kind=EndKind.PROPOSER_ENDED, reason=reason)
-    return SearchEnded(kind=EndKind.NO_PROPOSAL, reason="the strategy has no further proposal")
+    kind = EndKind.PROPOSER_ENDED if reason else EndKind.NO_PROPOSAL
+    return SearchEnded(kind=kind, reason=reason or "the strategy has no further proposal")
 
 
 def _accept(writer: RunWriter, session: Session, proposals: Sequence[Proposal], taken_N: NDArray[np.bool_]) -> int:

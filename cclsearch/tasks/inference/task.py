@@ -16,7 +16,7 @@ from cclsearch.scoring.derive import derive_general, relative_spread
 from cclsearch.scoring.objective import Objective
 from cclsearch.tasks.serving.contract import Arrival, PlannedRequest, ServingEvidence
 from cclsearch.tasks.serving.measurements import BATCH_LATENCY, THROUGHPUT
-from cclsearch.tasks.serving.task import RequestTask, describe_limits
+from cclsearch.tasks.serving.task import RequestTask, describe_limits, list_concurrencies
 from cclsearch.tasks.serving.workload import INFERENCE_FIELDS, read_limits, require_numbers
 
 BATCHES = 3
@@ -45,7 +45,7 @@ class InferenceTask(RequestTask):
         return super().complete_recorded(data, metrics, accelerators)
 
     def complete_recorded_work(self, work: dict[str, Any], loads: Sequence[Mapping[str, float]]) -> list[str]:
-        found = sorted({int(load["concurrency"]) for load in loads if "concurrency" in load})
+        found = list_concurrencies(loads)
         if not found or "batch_size" in work:
             return []
         work["batch_size"] = found[-1]

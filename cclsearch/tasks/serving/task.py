@@ -219,7 +219,7 @@ class ServingTask(RequestTask):
     bench_limits = tuple(f"tpot_mean_s <= {limit / 1e3:g}" for limit in (8, 10, 15, 20, 30, 50))
 
     def complete_recorded_work(self, work: dict[str, Any], loads: Sequence[Mapping[str, float]]) -> list[str]:
-        found = sorted({int(load["concurrency"]) for load in loads if "concurrency" in load})
+        found = list_concurrencies(loads)
         if not found or {"concurrency", "max_concurrency", "request_rate", "request_trace"} & set(work):
             return []
         work["max_concurrency"] = found[-1]
@@ -268,13 +268,9 @@ class ServingTask(RequestTask):
         if arrival is Arrival.TRACE:
             load = f"the request trace {work['request_trace']}"
         elif arrival is Arrival.CLOSED:
-            load = (
-                f"up to {work['max_concurrency']} requests at once"
-                if "max_concurrency" in work
-                else f"{work['concurrency']} requests at once"
-                if "concurrency" in work
-                else "requests at once as recorded"
-            )
+            number = f"{work['concurrency']} " if "concurrency" in work else ""
+            number = f"up to {work['max_concurrency']} " if "max_concurrency" in work else number
+            load = f"{number}requests at once" if number else "requests at once as recorded"
         else:
             load = f"{work.get('request_rate', '?')} requests/s ({arrival.value})"
         spread = "" if work.get("lengths", "fixed") == "fixed" else f" ({work['lengths']})"
@@ -282,6 +278,11 @@ class ServingTask(RequestTask):
         other = find_other_card(card)
         then = [] if other is None else [f"then a second load ({self.describe_work(other)})"]
         return ", ".join([*([] if arrival is Arrival.TRACE else [lengths]), load, *describe_limits(work), *then])
+
+
+def list_concurrencies(loads: Sequence[Mapping[str, float]]) -> list[int]:
+    """Return the numbers of requests at once of these loads, ascending."""
+    return sorted({int(load["concurrency"]) for load in loads if "concurrency" in load})
 
 
 def _ask_load(card: Card, seed: int, *, is_measured: bool) -> dict[str, Any]:
