@@ -22,7 +22,7 @@ def map_columns(change: Callable[..., Any], first: Columns, *others: Columns) ->
 
 
 def take_rows(columns: Columns, rows: NDArray[np.int64] | slice) -> Columns:
-    """Return these rows of every column, also of dataclasses inside; fields that are no columns stay as they are."""
+    """Return these rows of every column, also of dataclasses inside; other fields stay as they are."""
     taken: dict[str, Any] = {}
     for name in columns.__dataclass_fields__:  # type: ignore[attr-defined]
         value = getattr(columns, name)
