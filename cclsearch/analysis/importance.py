@@ -10,8 +10,9 @@ from cclsearch.core.values import Value
 from cclsearch.record.event import Purpose
 from cclsearch.report.rows import TrialRow
 
+# With fewer ranked trials an importance says nothing.
 MIN_TRIALS = 6
-"""With fewer ranked trials an importance says nothing."""
+"""Number of ranked trials from which importances are shown."""
 MIN_SHARE = 0.001
 
 

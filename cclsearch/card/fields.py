@@ -17,8 +17,9 @@ from cclsearch.core.values import Model
 _ABSENT_VALUES = frozenset({"", "-", "?", "n/a", "na", "n.a.", "none", "null", "tbd", "todo", "nil", "~"})
 MISSING = "is missing"
 _PHASES = {"training": "training", "inference": "inference", "serving": "inference"}
+# The fastest chip of 2026 has 2e16: a rate above the limit has a wrong unit.
 _MAX_FLOPS = 1e18
-"""A rate above it has a wrong unit: the fastest chip of 2026 has 2e16."""
+"""Largest plausible rate, in FLOP/s."""
 _UNITS = {"m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9, "t": 1e12, "trillion": 1e12}
 _WITH_UNIT = re.compile(rf"^(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})$", re.IGNORECASE)
 _NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")

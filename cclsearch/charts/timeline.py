@@ -9,7 +9,7 @@ from cclsearch.charts.chart import Chart, Row, category, make_spec, tips
 
 LANES: Mapping[str, str] = {"compute": "$blue", "communication": "$orange", "copies": "$purple"}
 MAX_SPANS = 400
-"""Spans drawn per lane; where there are more, those with the smallest gaps between them are joined."""
+"""Spans drawn per lane; of more, those with the smallest gaps between them are joined."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ COMMANDS = {
     ),
 }
 """Names of a command -> its purpose, and how to get it."""
+# A trial leaves logs and, if it is profiled, traces: with less a search would soon stop.
 MIN_FREE_GIB = 0.2
-"""With less space a search would soon stop: a trial leaves logs and, if it is profiled, traces."""
+"""Free space from which a check passes."""
 
 
 @dataclass(frozen=True)

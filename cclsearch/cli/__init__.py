@@ -88,10 +88,12 @@ USER_ERRNOS = frozenset(
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+# The next configurations would end for the same reason, too.
 EXIT_SHARED_CAUSE = 3
-"""Several configurations in a row ended for the same reason: the next ones would, too."""
+"""Several configurations in a row ended for the same reason."""
+# `EX_SOFTWARE` of BSD's sysexits.h.
 EXIT_DEFECT = 70
-"""An error of ccl-search itself ended the work (`EX_SOFTWARE` of BSD's sysexits.h)."""
+"""An error of ccl-search itself ended the work."""
 EXIT_INTERRUPTED = 130
 
 

@@ -203,8 +203,9 @@ Number = Annotated[float, Strict()]
 Count = Annotated[int, Strict(), BeforeValidator(_take_whole), Field(ge=0, lt=2**63)]
 """A whole number from 0."""
 PositiveCount = Annotated[int, Strict(), BeforeValidator(_take_whole), Field(ge=1, lt=2**63)]
+# Clocks have nanoseconds, and 1e9 s are 30 years.
 Seconds = Annotated[float, Strict(), Field(ge=1e-9, le=1e9)]
-"""A measured duration: the clocks have nanoseconds, and 1e9 s are 30 years."""
+"""A measured duration."""
 TimeLimit = Annotated[float, Strict(), Field(gt=0)]
 """Seconds that a job may take; infinite without a limit."""
 Joules = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]

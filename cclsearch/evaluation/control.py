@@ -21,9 +21,9 @@ from cclsearch.scoring.evidence import Evidence
 from cclsearch.scoring.outcome import ClusterWindow
 from cclsearch.tasks.base import task_of
 
+# If every job gets other nodes, controls would double the search.
 MAX_SHARE = 0.25
-"""Controls per trial of the budget that a change of windows may cost, at least `MIN_CONTROLS`: where every job gets
-other nodes, controls would double the search."""
+"""Largest number of controls per trial of the budget, but at least `MIN_CONTROLS` controls."""
 MIN_CONTROLS = 2
 
 

@@ -10,8 +10,9 @@ from cclsearch.launch.contract import NONCE_MARK
 from cclsearch.scoring.evidence import TracedRank
 from cclsearch.trace.events import DEVICE_WORK, EventTable, TraceSet, rows_of_kinds
 
+# With fewer distinct durations two traces could have the same by chance.
 MIN_DISTINCT = 50
-"""With fewer distinct durations two traces could have the same by chance."""
+"""Number of distinct durations from which a hash identifies a trace."""
 
 
 def read_origins(traces: TraceSet) -> dict[int, TracedRank]:

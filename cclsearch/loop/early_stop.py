@@ -17,9 +17,10 @@ from cclsearch.stats.closed_form import predictor_of
 from cclsearch.stats.noise import Noise, estimate_noise
 from cclsearch.tasks.base import task_of
 
+# A trial that ends early is not compared with others: without this limit, a first trial that did less than the work
+# would end each honest one.
 MIN_RANKED = 2
-"""Configurations that must have run to their end: a trial that ends early is not compared with others, so without this
-a first trial that did less than the work would end each honest one."""
+"""Number of configurations that must have run to their end."""
 DOUBT = 0.005
 """Probability that a configuration at the limit is as fast as the best one."""
 

@@ -39,8 +39,9 @@ from cclsearch.space.framework import load_framework
 from cclsearch.space.opening import Extend
 
 LOG_TAIL_BYTES = 4000
+# A secret may cross the start of the tail.
 OVERLAP_BYTES = 16_000
-"""Read before the tail, so that a secret across the start of the tail is recognized."""
+"""Bytes read before the tail, so that such a secret is recognized."""
 
 
 class FolderEvidence:

@@ -22,7 +22,7 @@ from cclsearch.network.sharing import Array, Ids, drain
 from cclsearch.network.topology import TieredNetwork
 
 PIECES = 4
-"""Pieces of a pipelined hierarchical collective: ASTRA-sim's usual `preferred-dataset-splits`."""
+"""Number of pieces of a pipelined hierarchical collective: ASTRA-sim's usual `preferred-dataset-splits`."""
 MAX_FLOWS = 1 << 21
 """An exchange with more flows than this is computed from some of its shifts (rank r to rank r + shift)."""
 MAX_DRAINED = 4096

@@ -25,8 +25,9 @@ SCRON_OWN = frozenset({"job-name", "time", "partition", "account", "qos"})
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MIN_REST_S = 600.0
 """Minimum time between a night's deadline and the next start."""
+# The clocks of two zones may change on different days.
 SEASONS_S = (1767225600.0, 1782864000.0)
-"""A moment in winter and one in summer, since the clocks of two zones may change on different days."""
+"""A moment in winter and one in summer."""
 
 
 def _check_moment(text: str) -> str:

@@ -20,8 +20,9 @@ from cclsearch.core.templates import open_templates
 from cclsearch.nightly.clock import Moment
 from cclsearch.nightly.config import NightlyConfig, Scrontab
 
+# Releasing cloud resources may take 900 s.
 MAX_STOP_S = 1200
-"""Seconds that a night may take to stop after its deadline or a signal: releasing cloud resources may take 900 s."""
+"""Seconds that a night may take to stop after its deadline or a signal."""
 DAYS = 366
 LINGER = "needs `loginctl enable-linger`: without it a user's timers end with the user's last login"
 

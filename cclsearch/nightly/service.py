@@ -20,8 +20,9 @@ from cclsearch.nightly.window import find_interrupted
 from cclsearch.propose.agent.providers.spec import parse_spec, refuse_if_offline
 from cclsearch.tracking.webhook import send_webhook
 
+# The clock may be adjusted while the service waits.
 MAX_SLEEP_S = 30.0
-"""The clock is read this often while waiting, because it may be adjusted."""
+"""Seconds between two reads of the clock."""
 
 
 @dataclass(frozen=True)

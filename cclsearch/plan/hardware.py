@@ -109,7 +109,7 @@ DEVICES = {"power_cap_w": ("gpu", "cpu"), "gpu_clock_mhz": ("gpu",)}
 UNCHANGED = "default"
 """The value that leaves the devices as they are."""
 MAX_SETTING = 100_000
-"""W or MHz that no device has."""
+"""Upper limit of a setting in W or MHz; no device has more."""
 
 
 def list_power_knobs(profile: Profile) -> tuple[KnobDeclaration, ...]:

@@ -24,8 +24,9 @@ from cclsearch.core.values import Value
 from cclsearch.recording.table import RecordedRow
 from cclsearch.space.table import count_ranks
 
+# 4 for attention, 8 for the feed-forward part.
 _PARAMS_PER_LAYER = 12
-"""Parameters of a transformer layer divided by hidden size squared (4 for attention, 8 for the feed-forward part)."""
+"""Parameters of a transformer layer divided by hidden size squared."""
 
 
 def complete_card(

@@ -37,8 +37,9 @@ _SUFFIXES = (".log", ".txt", ".out", ".err", ".json", ".jsonl", ".yaml", ".yml",
 """Endings of the names of text, also with `.gz`, which jobs and frameworks leave in a trial's folder."""
 _DERIVED = ".ccl-columns"
 """Suffix of a trace's index, which is made anew if it is missing."""
+# A small packed file may unpack to any size.
 _MAX_BYTES = 1 << 33
-"""Bytes of one unpacked file that are looked at: a small packed file may unpack to any size."""
+"""Bytes of one unpacked file that are searched."""
 _WAIT_S = 1.0
 _LONG_WAIT_S = 10 * _WAIT_S
 """Seconds of waiting at the end of a search after which a line gives the reason."""

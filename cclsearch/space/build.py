@@ -21,7 +21,7 @@ from cclsearch.space.table import MAX_CHOICES, Knob, Space
 from cclsearch.space.variables import find_variable
 
 MAX_ROWS = 20_000_000
-"""Maximum number of combinations in memory while enumerating; a larger space needs fewer choices."""
+"""Number of combinations in memory while enumerating; a larger space needs fewer choices."""
 MAX_COUNT = 1_000_000
 """Maximum of a knob whose choices are whole numbers."""
 

@@ -41,8 +41,9 @@ _DENIED_PARTS = {
     " inject simulat",
 }
 """Effect of a variable -> parts of its name that show it, anywhere in a word, or at its start if they are short."""
+# `seq` is not the middle of `consequence`.
 _ANYWHERE = 4
-"""Letters of a part that is looked for inside words: `seq` is not the middle of `consequence`."""
+"""Letters from which a part is searched inside words."""
 _DENIED_WORDS = {
     "dir": "names a folder",
     "dirs": "names folders",

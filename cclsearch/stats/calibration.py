@@ -35,8 +35,9 @@ _NUM_ROUNDS = 8
 # A factor of e: the linearization is valid no further.
 MAX_STEP = 1.0
 """Log units by which a multiplier may change in one round."""
+# The next one is used if rounding leaves a matrix with no factor; variances of the noise are above.
 _JITTERS = (1e-8, 1e-6, 1e-4)
-"""Added to the diagonal, the next one if rounding leaves a matrix with no factor; variances of the noise are above."""
+"""Additions to a diagonal."""
 # Rounding may leave a variance of 0 or less at a row that was measured often.
 MIN_VARIANCE = 1e-10
 """Smallest variance of a prediction."""
@@ -47,8 +48,9 @@ MIN_PRECISION = 1e-4
 """Smallest precision of a censored observation: the information of `_UNINFORMED_VARIANCE`."""
 MIN_CAVITY_PRECISION = 1e-8
 """Precision below which an observation has all the information, and no cavity to update from."""
+# Without it, two updates may alternate.
 _DAMPING = 0.5
-"""Part of each update of expectation propagation and of the weights that is taken: without it, two may alternate."""
+"""Part taken of each update of expectation propagation and of the weights."""
 MAX_TRUSTED_NOISE = 2.0
 """Noise of an observation, relative to the prior's, up to which its error tests the model's predictions."""
 _TINY = 1e-12

@@ -19,8 +19,9 @@ import orjson
 
 from cclsearch.core.atomic_file import NEW_FILE_MODE
 
+# Optuna's other writers hold the lock for milliseconds: an older one was left by a killed process.
 LOCK_WAIT_S = 3.0
-"""Optuna's other writers hold the lock for milliseconds, so one that is older was left by a killed process."""
+"""Seconds to wait for the lock."""
 WORKER = "ccl-search"
 Log = dict[str, Any]
 

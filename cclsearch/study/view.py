@@ -20,8 +20,9 @@ from cclsearch.study.journal import DamagedJournal, Journal, Log, Operation
 from cclsearch.study.mapping import NUMBER, SPACE, STATES, StudyMapping
 
 STUDY_FILE = "study.log"
+# A long search is never in memory as a whole.
 BATCH = 200
-"""Trials that are read and appended together when a study is built: a long search never is in memory as a whole."""
+"""Number of trials that are read and appended together when a study is built."""
 
 
 class StudyView:

@@ -9,22 +9,26 @@ from cclsearch.card.model import Card
 from cclsearch.network.matrix import LinkMatrix
 from cclsearch.network.spec import ClusterSpec, parse_cluster
 
+# GPUs lower their clock under full load, TPUs do not: MaxText publishes 52 to 71 % MFU of whole steps on TPU v4 and
+# v5p, recomputation not counted.
 GEMM_SHARE = {"tpu": 0.85}
-"""Share of the data-sheet rate that large GEMMs reach: GPUs lower their clock under full load, TPUs do not (MaxText
-publishes 52 to 71 % MFU of whole steps on TPU v4 and v5p, recomputation not counted)."""
+"""Share of the data-sheet rate that large GEMMs reach."""
+# [M] table 1 and [V] in `training/time.py`: 0.5 to 0.75 end to end.
 GPU_GEMM_SHARE = 0.72
-"""The same share on all others ([M] table 1 and [V] in `training/time.py`: 0.5 to 0.75 end to end)."""
+"""The same share on all other accelerators."""
 # The bare launch takes 5 to 10 us; eager PyTorch with its modules and autograd takes 16 to 118 us from one launch to
 # the next (medians of four public profiles: Qwen on MI300X 16, TimeSformer on H100 62, Switch on A100 101, ResNet on
 # A100 118), part of which is the profiler's. XLA launches whole programs.
 LAUNCH_S = {"gpu": 20e-6, "tpu": 1e-6, "npu": 1e-6, "cpu": 1e-6}
 """Host seconds per kernel."""
+# Measured; its allocator peak starts near zero.
 CPU_PROCESS_GIB = 0.25
-"""Resident set of a process that has imported torch for CPUs, measured; its allocator peak starts near zero."""
+"""Resident set of a process that has imported torch for CPUs."""
 TPU_RESERVED_GIB = 0.3
 """HBM that the TPU runtime reserves."""
+# 0.5 to 2 GiB are reported.
 DEVICE_CONTEXT_GIB = 1.2
-"""CUDA context, NCCL buffers and cuBLAS workspaces outside the allocator on A100 and H100 (0.5 to 2 GiB reported)."""
+"""CUDA context, NCCL buffers and cuBLAS workspaces outside the allocator on A100 and H100."""
 
 FOUR_BYTES = {"fp32", "tf32"}
 """Precisions whose activations have four bytes."""

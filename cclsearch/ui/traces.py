@@ -17,8 +17,9 @@ from cclsearch.trace.dashboard import DASHBOARD, describe_name
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
 
+# A page waits for the result.
 MAX_BYTES = 512 * 2**20
-"""Traces that are larger are left to `ccl-search score`: a page waits for the result."""
+"""Traces that are larger are left to `ccl-search score`."""
 
 
 @dataclass(frozen=True)

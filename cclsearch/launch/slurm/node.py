@@ -40,13 +40,15 @@ NOT_SECRET = re.compile(
 )
 SLURMS_OWN_SECRET = "SLURM_JWT"
 """Secret that only Slurm's own commands get."""
+# Below the range of ports that Linux gives to outgoing connections.
 FIRST_PORT, NUM_PORTS = 20000, 12000
-"""Below the range of ports that Linux gives to outgoing connections."""
+"""Range of ports for the rendezvous."""
 LINGER_S = 60.0
 """Seconds that processes may take to end after the result was written."""
 STOP_S = 15.0
+# Less than Slurm's default wait between SIGTERM and SIGKILL.
 CHILD_STOP_S = 4.0
-"""Less than Slurm's default wait between SIGTERM and SIGKILL."""
+"""Seconds that a child may take to end after SIGTERM."""
 RENDEZVOUS_S = 300.0
 
 

@@ -52,8 +52,9 @@ from cclsearch.launch.slurm.settings import SlurmSettings
 
 MAX_RETRY_PAUSE_S = 60.0
 """Maximum pause between two queries while the controller does not answer."""
+# Shorter after a failed query, so that result files are still read meanwhile.
 QUERY_TIMEOUT_S, RETRY_TIMEOUT_S = 60.0, 10.0
-"""Time limit of a query; shorter after a failed one, so that result files are still read meanwhile."""
+"""Time limits of a query, and of one after a failed query."""
 SETTLE_S = 5.0
 """Seconds that a job may be missing from the queue just after its submission."""
 MAX_SINGLE_QUERIES = 20

@@ -38,7 +38,7 @@ from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.events import DecisionKind, LlmMode, LlmTurn, SubmittedConfig
 
 TURN_ANSWERS = 5
-"""A turn has time for this many answers that each use the whole timeout."""
+"""Answers that each use the whole timeout for which a turn has time."""
 
 KEPT = ("submitted", "refused", "adds", "why", "insight", "withdraws", "beliefs", "doubts")
 """Fields of a decision that the ledger keeps."""

@@ -13,8 +13,9 @@ from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.propose.observations import count_failures
 from cclsearch.stats.kernel import Array
 
+# If little can be gained, the safe choice wins.
 MIN_FAILURE_PENALTY, MAX_FAILURE_PENALTY = 0.001, 0.05
-"""Cost of a failed trial, in units of relative improvement: if little can be gained, the safe choice wins."""
+"""Cost of a failed trial, in units of relative improvement."""
 FAILED_SHARE = 0.1
 """Share of a search's trials that may fail before the penalty rises."""
 MIN_P_SUCCESS = 0.02

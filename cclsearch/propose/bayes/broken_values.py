@@ -33,8 +33,9 @@ MAX_BROKEN = 3
 """Causes in one hypothesis."""
 MIN_OTHER = 0.02
 """Minimum probability that a trial without a broken value fails."""
+# Up to 10,701 hypotheses are weighed, few remain.
 MIN_WEIGHT = 1e-5
-"""Hypotheses less likely than this, relative to the likeliest, are dropped: up to 10,701 are weighed, few remain."""
+"""Weight relative to the likeliest below which a hypothesis is dropped."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,12 +29,14 @@ PENALTY = 3.0
 """Log units of cost for each log unit by which a limit is exceeded, when candidates are first ranked."""
 MEMORY_MARGIN = 0.1
 """Log units below the memory limit from which a row ranks as slower; 0.1 is about 90 % of the limit."""
+# Inverting their covariance costs the cube of their number.
 MAX_OBSERVATIONS = 64
-"""Observations that models are fitted to: inverting their covariance costs the cube of their number."""
+"""Number of observations that models are fitted to."""
 MAX_CANDIDATES = 1500
 """Rows that get a full posterior; a larger space is first pruned by the calibrated closed form."""
+# Each row then costs a few times as much.
 MAX_CANDIDATES_WINDOWED = 512
-"""The same once there are more observations than are fitted: each row then costs a few times as much."""
+"""The same once there are more observations than are fitted."""
 MAX_LOADS = 4096
 """The same if trials measure several loads: loads of all candidates together."""
 MAX_RANKED = 8192

@@ -40,11 +40,13 @@ WIDE_ODDS = float(np.log(100.0))
 MIN_WEIGHT = 0.05
 """Hypotheses with a lower weight are dropped."""
 TRUSTED_SPAN = float(np.log(2.0))
-"""Log costs up to this far above the lowest keep their full weight: a factor of 2."""
+"""Log costs up to this far above the lowest (a factor of 2) keep their full weight."""
+# It was measured on another day and other nodes.
 OTHER_RUN_NOISE = 0.1
-"""Relative noise of a value from an earlier run: measured on another day and other nodes."""
+"""Relative noise of a value from an earlier run."""
+# A factor of 2.7 either way: the value teaches almost nothing.
 DOUBTED_NOISE = 1.0
-"""Noise of the log of a value that the LLM doubts: a factor of 2.7 either way."""
+"""Noise of the log of a value that the LLM doubts."""
 
 
 @dataclass(frozen=True, eq=False)

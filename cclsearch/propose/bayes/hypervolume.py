@@ -20,8 +20,9 @@ from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import count_ranks
 from cclsearch.stats.kernel import Array
 
+# The worst candidates would stretch the front's range.
 HIGH_QUANTILE = 0.9
-"""Quantile of the expected costs that bounds the front's range: the worst candidates would stretch it."""
+"""Quantile of the expected costs that bounds the range."""
 NUM_DIRECTIONS = 64
 NUM_DRAWS = 48
 MARGIN = 0.1

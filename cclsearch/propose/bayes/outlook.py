@@ -22,10 +22,9 @@ SUSPICIOUS = 4.0
 """Standard deviations from the other trials' prediction from which a value is suspicious."""
 MAX_CHECKED = 1
 """Trials, apart from the best, that are predicted without themselves for each proposal: those predicted worst."""
+# Fewer do not show the surrogate's error: they count less than its prior, of 4 degrees of freedom.
 MIN_TRIALS = 5
-"""Measured trials before any of them is suspicious, and before a search says that nothing is left to win: fewer do not
-show how far the surrogate errs (they count less than its prior of that, of 4 degrees of freedom). An LLM may finish a
-search from as many trials on, failed ones included."""
+"""Measured trials before one of them is suspicious, before a search ends, or an LLM ends it (failed ones too)."""
 LIKELY = 0.1
 """A suspiciously slow trial is repeated if its configuration, by the other trials, wins at least so probably."""
 

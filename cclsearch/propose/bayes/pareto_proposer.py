@@ -27,7 +27,7 @@ from cclsearch.space.table import Space
 from cclsearch.stats.kernel import Array
 
 MAX_SIZES = 32
-"""With more sizes (numbers of accelerators) than this, one model over all of them is used."""
+"""Number of sizes (numbers of accelerators) above which one model covers all of them."""
 
 
 class _Size(NamedTuple):

@@ -16,7 +16,7 @@ from cclsearch.stats.kernel import Array
 MIN_CERTAINTY = 0.2
 """Share of its prior variance removed by the trials from which a multiplier is shown as learned."""
 NEGLIGIBLE = 0.01
-"""Relative improvements below this do not count (1 %)."""
+"""Relative improvement below which a gain does not count (1 %)."""
 NO_CHANCE = 0.02
 """Probability below which no untried configuration is likely to win."""
 FARTHEST = 4.0

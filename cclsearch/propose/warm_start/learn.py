@@ -29,10 +29,10 @@ DIGITS = 4
 # A proposal takes longer with more.
 MAX_RESIDUALS = 100
 """Number of earlier trials whose residuals a search keeps, the most similar jobs first."""
+# Prediction errors of servers differ more between models (about 0.14 in log units) than between accelerators (0.08), on
+# the tables of benchmarks/newdevice.md.
 SAME_MODEL, OTHER = 0.15, 2.0
-"""Variance of a multiplier that belongs to an earlier search alone, relative to the prior's, if its trials have several
-loads: of a search of the same model, and of another. Prediction errors of servers differ more between models (about
-0.14 in log units) than between accelerators (0.08), on the tables of benchmarks/newdevice.md."""
+"""Variance of a search's own multiplier, relative to the prior's, at several loads: of the same model, another one."""
 Trials = Sequence[tuple[Card, Sequence[Observation]]]
 """Card and finished trials of each earlier search."""
 Predict = Callable[[Card, Space], Predictor | None]

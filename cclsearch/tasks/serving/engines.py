@@ -10,9 +10,9 @@ from cclsearch.space.table import Space
 from cclsearch.stats.columns import read_choices
 from cclsearch.stats.kernel import Array
 
+# From LLM-Inference-Bench (benchmarks/serving.md). llama.cpp is left out: how much slower it is depends on the batch.
 ENGINE_TIMES = {"tensorrtllm": 0.82, "trtllm": 0.82, "deepspeedmii": 1.25}
-"""Engine -> time for the same work / vLLM's, by LLM-Inference-Bench (benchmarks/serving.md). llama.cpp is
-left out: how much slower it is depends on the batch."""
+"""Engine -> its time for the same work, relative to vLLM's."""
 
 
 def find_engine_times(card: Card, space: Space) -> Array:

@@ -25,8 +25,9 @@ EIGHT_BITS = re.compile(r"int8|fp8|(?<![0-9])8[ _-]?bit|(?<![0-9])8$")
 FUSED_LOSS = re.compile(
     r"liger|cut_?cross_?entropy|fused_?linear_?(ce|cross_?entropy)|chunked_?(loss|ce|cross_?entropy)"
 )
+# Dettmers et al. 2023, without double quantisation.
 FOUR_BIT_BYTES, EIGHT_BIT_BYTES = 0.5 + 0.0625, 1.0 + 0.0625
-"""Bytes per weight with a scale of 4 bytes for each 64 (Dettmers et al. 2023, without double quantisation)."""
+"""Bytes per weight, with a scale of 4 bytes for each 64."""
 _OFF = {"", "0", "none", "no", "off", "false", "full"}
 
 

@@ -15,18 +15,20 @@ from cclsearch.card.model import Card, ModelArch
 from cclsearch.tasks.machine import Machine
 from cclsearch.tasks.training.layout import Array, Layout
 
+# The last wave of tiles leaves half of the multiprocessors idle on average ([N]): 108 (A100) to 132 (H100) of them,
+# with the small tiles that are chosen where large ones fill them badly.
 HALF_WAVE = 0.5 * 120 * 64 * 128
-"""Values of a product that half a wave computes: the last wave of tiles leaves half of the multiprocessors idle on
-average ([N]); 108 (A100) to 132 (H100) of them, and the small tiles that are chosen where large ones fill them
-badly."""
+"""Values of a product that half a wave computes."""
+# A pipeline of four steps of 32 (CUTLASS).
 TILE_OVERHEAD = 128.0
-"""Terms of each value's sum that take as long as a tile's start and end: a pipeline of four steps of 32 (CUTLASS)."""
+"""Terms of each value's sum that take as long as a tile's start and end."""
 # Tiles have 128 to 256.
 HALF_RATE = 192.0
 """Rows or columns of an expert's products at which they reach half of their share of the peak."""
+# The cast value is written in both orders with its scales, and some kernels before it do not cast themselves, so that
+# it is read again.
 CAST_BYTES = 3.0
-"""Bytes that the cast of a value to 8 or 4 bits moves: it is written in both orders with its scales, and some kernels
-before it do not cast themselves, so that it is read again."""
+"""Bytes that the cast of a value to 8 or 4 bits moves."""
 ROUTED_BYTES, EXPERT_BYTES = 20.0, 16.0
 """Bytes per routed copy of a token that are moved, forward and backward, per hidden unit (permuted, sent and summed
 again) and per unit of an expert's width (the activation function)."""

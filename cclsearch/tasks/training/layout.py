@@ -26,14 +26,15 @@ _PARTIAL = {"selective", "partial", "minimal", "attention", "save_dot_except_mlp
 PARTIAL_SHARE, PARTIAL_COST = 0.4, 0.1
 """Share of the activations that selective recomputation drops, and of the forward pass that it repeats."""
 _FUSED_ATTENTION = ("flash", "sdpa", "xformers", "memory_efficient", "cudnn", "splash")
+# Counted: 64 bytes per value (scaling, mask, softmax in 4 bytes with its casts, dropout, two products) to 32 (softmax
+# with scaling and mask in one kernel, dropout, two products).
 EAGER_MATRIX = 2.0
-"""Traffic of the attention matrix in eager kernels relative to a fused softmax, forward and backward, counted: 64 bytes
-per value (scaling, mask, softmax in 4 bytes with its casts, dropout, two products) to 32 (softmax with scaling and
-mask in one kernel, dropout, two products)."""
+"""Traffic of the attention matrix in eager kernels relative to a fused softmax, forward and backward."""
 _FUSED_NORMS = ("rms", "norm")
 _FLASH_VERSION = re.compile(r"flash[a-z_ -]*?v?(\d)")
+# Dao 2023 (2x faster than version 1), Shah et al. 2024 (1.5x to 2x faster).
 _FLASH_SLOWNESS = {"1": 2.0, "2": 1.0, "3": 0.6}
-"""Version -> time relative to version 2: Dao 2023 (2x faster than version 1), Shah et al. 2024 (1.5x to 2x faster)."""
+"""Version -> time relative to version 2."""
 # Megatron-LM's default order and torch's device meshes, of which ours have the relevant part.
 MESH = ("tp", "cp", "dp", "pp")
 """The degrees in the order of ranks, innermost first, without a knob `rank_order`."""

@@ -21,10 +21,12 @@ GIB = float(2**30)
 EAGER_NORM_BYTES = 2 * 8.0
 """Additional bytes per token and hidden unit that a layer's two unfused norms keep for the backward pass:
 the input and the normalized value, 4 bytes each."""
+# LoRA of rank 16 to 64 on all linear layers has 0.5 to 2 %.
 ADAPTER_SHARE = 0.01
-"""Parameters of adapters as a share of the base's: LoRA of rank 16 to 64 on all linear layers has 0.5 to 2 %."""
+"""Parameters of adapters as a share of the base's."""
+# Liger (Hsu et al. 2024) computes chunks of the tokens.
 LOSS_CHUNK_SHARE = 0.1
-"""Share of the logits that a fused loss has in memory at once (Liger, Hsu et al. 2024: chunks of the tokens)."""
+"""Share of the logits that a fused loss has in memory at once."""
 Multipliers = dict[str, Array]
 """Name -> multiplier: a scalar, or (S, 1) for S sets of them at once."""
 MULTIPLIERS = ("all", "states", "gradients", "unsharded", "activations", "replicated", "logits", "fixed", "kept")

@@ -240,9 +240,9 @@ class Freedom:
 
 MAX_ORDERS_IMPROVED = 4
 """Largest number of orders of the degrees, the most promising ones, for which nodes are ordered."""
+# It counts that a change repairs one of several equally slow links.
 TIE = 0.01
-"""Weight of the mean link beside the slowest one while orders are improved: then it counts that a change repairs one of
-several equally slow links."""
+"""Weight of the mean link beside the slowest one while orders are improved."""
 Cost = Callable[[Sequence[int], Sequence[int]], float]
 
 

@@ -30,8 +30,9 @@ USABLE_MEMORY = 0.95
 """Share of the device's memory that a job can use before the allocator fails."""
 CAUTIOUS_MEMORY = 0.9
 """Share of the device's memory that the rule of thumb plans with."""
+# A block stays in the processor's cache.
 BLOCK_ROWS = 8192
-"""Rows predicted at once: a block stays in the processor's cache."""
+"""Number of rows predicted at once."""
 PRIOR_FILE = Path(__file__).with_name("prior.json")
 """All fitted constants; written by `benchmarks/fit_prior.py`."""
 # The weights of the last three are the defaults of seven frameworks, with one more of each: all kept in HF Trainer,

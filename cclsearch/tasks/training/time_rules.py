@@ -15,8 +15,9 @@ from cclsearch.tasks.training.thresholds import DEFAULT
 
 MIN_OTHERS = 3
 """Trials that the ratio of traced and timed step time is compared with, at least."""
+# A clock has nanoseconds.
 ROUNDED = 1e-5
-"""Step times that are multiples of this share of their median were rounded: a clock has nanoseconds."""
+"""Step times that are multiples of this share of their median were rounded."""
 
 
 @admission_rule("step_times", unmeasured="no steps were timed here")

@@ -18,9 +18,9 @@ PATH_PARTS = ("host", "launch", "idle", "compute", "transfer", "wait", "memcpy")
 """Parts of a path's time. `host`: until the host launched the next event. `launch`: up to 30 us before launched work.
 `idle`: longer, or without a launch record.
 """
+# Clocks of host and device agree to about this, and kernels of a stream may overlap by less.
 CLOCK_SLACK_NS = 5_000
-"""Clocks of host and device agree to about this, and kernels of a stream may overlap by less: an event that starts so
-shortly after another one ends, or before it, waited for it, even if its launch seems to be later."""
+"""Gap after another event within which an event waited for it, even if its launch seems to be later."""
 _BLOCKING = frozenset({"cudaMemcpy", "hipMemcpy", "cudaMemcpyFromSymbol", "hipMemcpyWithStream"})
 """Runtime calls that wait for the device, besides those with `Synchronize` in their names."""
 

@@ -12,7 +12,7 @@ from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, require_windows
 
 LAUNCH_GAP_NS = 30_000
-"""A shorter gap before a kernel that was already launched is launch overhead, not waiting."""
+"""Gap before an already launched kernel below which it is launch overhead, not waiting."""
 MIN_MATCHED = 0.9
 """Minimum share of device events with a launch record for finding causes."""
 CAUSES = ("host_bound", "input", "launch_overhead", "sync", "comm_dependency", "unknown")

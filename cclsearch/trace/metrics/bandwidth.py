@@ -26,8 +26,9 @@ from cclsearch.trace.metrics.communication import find_caveat
 from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView
 
+# Smaller messages measure latency rather than bandwidth.
 MIN_BANDWIDTH_BYTES = 1 << 20
-"""Smaller messages measure latency rather than bandwidth."""
+"""Smallest message of a bandwidth sample."""
 MIN_SIZES_TO_FIT = 3
 MIN_GROWTH = 0.02
 """Minimum growth of the fitted time from the smallest to the largest message, as a share of the longest time."""

@@ -24,8 +24,9 @@ from cclsearch.trace.view import RankView, TraceView, require_windows
 NO_COSTS = "no operator records its shapes (record_shapes=True) or its FLOP and bytes"
 MIN_COVERAGE = 0.95
 NUM_SHOWN = 30
+# A few operations on each element that is read.
 MAX_INTENSITY_OF_CLASSES = 10.0
-"""FLOP per byte that no kernel of `MEMORY_CLASSES` exceeds: a few operations on each element that is read."""
+"""FLOP per byte that no kernel of `MEMORY_CLASSES` exceeds."""
 MEMORY_CLASSES = (
     *(ComputeClass.NORM, ComputeClass.ELEMENTWISE, ComputeClass.REDUCTION, ComputeClass.OPTIMIZER),
     *(ComputeClass.EMBEDDING, ComputeClass.ROPE, ComputeClass.QUANTIZATION, ComputeClass.SAMPLING),

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import msgspec
 
 NO_ARGS = msgspec.Raw(b"")
+# float64 resolves 2e12 us to 0.2 ns, and 1e12 us are eleven days.
 KEEP_DIGITS = 12
-"""Digits kept of a long time: float64 resolves 2e12 us to 0.2 ns, and 1e12 us are eleven days."""
+"""Digits kept of a long time."""
 _LONG_TIME = re.compile(rb'(?P<key>"ts":\s*)(?P<digits>[1-9]\d*)\.\d')
 
 

@@ -19,9 +19,9 @@ from cclsearch.trace.view import RankView, TraceView
 Bools = npt.NDArray[np.bool_]
 
 GPU_SLACK_NS = 20_000
+# CPU threads wake slowly.
 CPU_SLACK_NS = 1_000_000
-"""An event that begins within this time after one of another lane ended counts as having waited for it (CPU threads
-wake slowly)."""
+"""Time after another lane's event ended within which an event counts as having waited for it."""
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,9 @@ from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.propose.bayes.prior_hints import without_guesses
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, DecisionKind, LlmTurn
 
+# The longest chain: seeds, llm, a revision, fallback, back and another revision.
 MAX_MOVES = 8
-"""Moves and revisions within one call: seeds, llm, a revision, fallback, back and another revision at most."""
+"""Number of moves and revisions within one call."""
 CLOSE_S = 2.0
 """Seconds that the end of a search waits for a turn in the background."""
 STOPPED_S = 0.1

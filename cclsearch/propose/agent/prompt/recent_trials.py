@@ -15,8 +15,9 @@ from cclsearch.propose.bayes.snapshot import find_gain
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.stats.closed_form import Prediction, predict_space
 
+# Each needs a fit without it.
 NUM_REVIEWED = 3
-"""Latest trials that are compared with predictions: each needs a fit without it."""
+"""Number of latest trials that are compared with predictions."""
 MIN_MEASURED = 2
 """Number of measured trials from which each is predicted from the others."""
 NUM_DIFFERENCES = 3

@@ -15,8 +15,9 @@ from cclsearch.core.text import one_line
 from cclsearch.propose.agent.background import start_in_background
 from cclsearch.propose.agent.providers.types import ErrorKind, ProviderError
 
+# Far above any real answer.
 MAX_ANSWER_BYTES = 4_000_000
-"""Far above any real answer; the rest of a longer one is not read."""
+"""Size of an answer from which the rest is not read."""
 CONNECT_S = 20.0
 """Maximum time to connect."""
 

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 from cclsearch.core.offline import is_local_host
 from cclsearch.core.values import Model
 
+# No tokenizer fits all models.
 BYTES_PER_TOKEN = 3
-"""Tokens are estimated at this rate, because no tokenizer fits all models."""
+"""Rate at which tokens are estimated."""
 MAX_BODY_BYTES = 12_000 * BYTES_PER_TOKEN
 """Largest size of one request as it is sent."""
 

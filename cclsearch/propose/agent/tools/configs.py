@@ -14,7 +14,7 @@ from cclsearch.space.table import Knob, Space
 
 MAX_HEADER_BYTES = 400
 MAX_SCHEMA_BYTES = 8000
-"""Bytes of one configuration's schema; if longer, the knobs with the most choices get a range instead of a list."""
+"""Bytes of a configuration's schema; in a longer one, the knobs with the most choices get a range instead of a list."""
 
 
 def free_knobs(space: Space) -> tuple[Knob, ...]:

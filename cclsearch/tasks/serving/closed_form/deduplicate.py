@@ -9,8 +9,9 @@ from cclsearch.tasks.serving.closed_form.disaggregation import Deployment
 
 UNUSED = ("block_size", "is_chunked", "is_alone", "restarts", "cache_gib", "memory_share")
 """Columns that the closed forms of a load do not use; the simulation does."""
+# A small space's rows cost less than finding the equal ones for each calibration.
 MIN_ROWS = 4096
-"""A smaller space is computed whole: its rows cost less than finding the equal ones for each calibration."""
+"""Size below which a space is computed whole."""
 
 
 def find_first_equal(at: Deployment) -> Rows:

@@ -32,10 +32,12 @@ from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, LoadParts
 from cclsearch.tasks.serving.engines import name_engines
 
 PACKAGE = "aiconfigurator"
+# Both err alike before any trial (benchmarks/serving.md).
 TRUST = 0.5
-"""Weight of its estimates: both err alike before any trial (benchmarks/serving.md)."""
+"""Weight of aiconfigurator's estimates against the closed form's."""
+# Each takes about 0.06 s.
 MAX_ESTIMATES = 1500
-"""Different estimates of one space at most; each takes about 0.06 s."""
+"""Number of different estimates of one space."""
 MODES = ("SILICON", "HYBRID")
 """Measured kernels only, else with formulas for those that were not measured."""
 SYSTEMS = {

@@ -32,8 +32,9 @@ GIB = float(2**30)
 PARTS = ("weights", "kv_cache", "engine")
 ENGINE_GIB = 1.0
 """GiB of a process with its libraries and the tensors of a step (our choice)."""
+# Our choice; engines leave 5 to 10 % by default.
 USABLE = 0.97
-"""Share of the device's memory that one process can have (our choice; engines leave 5 to 10 % by default)."""
+"""Share of the device's memory that one process can have."""
 PRIOR = Prior(
     mean_P=np.zeros(len(PARTS)),
     sd_P=np.array([0.05, 0.3, 0.5]),

@@ -19,8 +19,9 @@ from cclsearch.tasks.serving.closed_form.steady_state import Served, time_parts
 from cclsearch.tasks.serving.closed_form.steps import HANDOVER_S, SHARES, LoadParts
 from cclsearch.tasks.serving.contract import Arrival
 
+# Above it the queue never reaches a steady state, and a load ends before it would.
 MAX_BUSY = 0.98
-"""Utilization is capped here: above it the queue never reaches a steady state, and a load ends before it would."""
+"""Largest utilization."""
 
 
 @dataclass(frozen=True)

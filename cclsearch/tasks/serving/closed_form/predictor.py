@@ -31,8 +31,9 @@ from cclsearch.tasks.serving.workload import read_limits
 # A whole server's error is mostly common to its works (benchmarks/newdevice.md; our choice).
 TRANSFER_SCALE_SD, TRANSFER_RESIDUAL = 0.2, 0.5
 """Standard deviation of the multiplier `scale`, and factor of the residual, when learning from loads of other work."""
+# From benchmarks/serving.md.
 LOAD_SCALE = 0.4
-"""Doublings of a knob to which a doubling of the load is alike (benchmarks/serving.md)."""
+"""Doublings of a knob whose effect a doubling of the load resembles."""
 FEWEST, GROWTH = 1, 2.0
 """Concurrencies that are predicted if a trial searches for the largest: from this one, each so many times the last."""
 Compute = Callable[[Rows | None, Array | float], LoadParts]

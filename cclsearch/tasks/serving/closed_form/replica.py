@@ -22,16 +22,19 @@ Array = NDArray[np.float64]
 # formats), 32 for 128 (AWQ, GPTQ).
 BITS = ((4.5, ("nvfp4",)), (4.25, ("fp4", "int4", "awq", "gptq")), (8.0, ("fp8", "int8", "w8a8")))
 """Bits of a weight in formats whose names contain these words."""
+# vLLM's documentation has them for servers.
 DEFAULT_SEQUENCES, DEFAULT_TOKENS = 256, 2048
-"""`max_num_seqs` and `max_num_batched_tokens` of a space without them, as vLLM's documentation has them for servers."""
+"""`max_num_seqs` and `max_num_batched_tokens` of a space without them."""
 
 
+# From vLLM's documentation.
 DEFAULT_BLOCK = 16
-"""Tokens of a block, as vLLM's documentation has it."""
+"""Tokens of a block."""
 SMALL_SERVER = "cpu-serving"
 """The engine whose scheduler is `launchers/cpu_serving_scheduler.py`."""
+# From vLLM's documentation.
 MEMORY_FRACTION = 0.9
-"""Share of the device's memory that a server takes, as vLLM's documentation has it."""
+"""Share of the device's memory that a server takes."""
 DRAFTED = 4
 """Tokens that are guessed for a step, as the run scripts have it (`launchers/vllm_serve.py`)."""
 AGGREGATED = {name: name for name in ("tp", "dp", "ep", "dp_attention")}

@@ -29,19 +29,19 @@ SEQUENCE_S = 2e-5
 """Further seconds per sequence of a step: sampling and streaming its token (our choice). Ranks that attend to separate
 sequences do that separately.
 """
+# Launch, and waiting for the slowest rank; chosen on measured servers (benchmarks/serving.md), as the next number.
 COLLECTIVE_S = 1.6e-5
-"""Seconds of a collective of few bytes besides the latency of its links: launch, and waiting for the slowest rank."""
+"""Seconds of a collective of few bytes besides the latency of its links."""
 MEMORY_SHARE = 0.85
-"""Share of the data-sheet bandwidth that reads of weights reach. This and the number above were chosen on measured
-servers (benchmarks/serving.md)."""
+"""Share of the data-sheet bandwidth that reads of weights reach."""
+# HTTP, the tokenizer, queues; chosen on measured servers (benchmarks/serving.md), as the next two numbers.
 REQUEST_S = 0.05
-"""Seconds from a request to its place in a step, before calibration: HTTP, the tokenizer, queues."""
+"""Seconds from a request to its place in a step, before calibration."""
+# Answers of equal length end together.
 TOGETHER = 0.15
-"""Share of the requests of a closed loop that arrive together: answers of equal length end together. This and the
-number above were chosen on measured servers (benchmarks/serving.md)."""
+"""Share of the requests of a closed loop that arrive together."""
 HANDOVER_S = 0.15
-"""Seconds from a prompt that another worker prefilled to its place in a step, besides moving its keys and values.
-Chosen on measured servers (benchmarks/serving.md)."""
+"""Seconds from a prompt that another worker prefilled to its place in a step, besides moving its keys and values."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,10 +30,12 @@ from cclsearch.tasks.serving.workload import count_requests, draw_requests, find
 
 MAX_ROWS = 256
 """Rows that are simulated: those that the closed forms put first."""
+# A steady state shows by then.
 MAX_REQUESTS, PER_CLIENT = 1000, 6
-"""Requests of a load that are simulated at most, and for each client of a closed loop: a steady state shows by then."""
+"""Largest number of simulated requests of a load, and for each client of a closed loop."""
+# About 2 s on one core (benchmarks/serving.md).
 MAX_SIMULATED = 100_000
-"""Requests times rows that are simulated at most: about 2 s on one core (benchmarks/serving.md)."""
+"""Largest product of simulated requests and rows."""
 # They are as uncertain as the first token.
 LATENCY_SHAPE, LATENCY_NOISE = LOAD_PRIORS[TTFT].shape, LOAD_PRIORS[TTFT].noise
 """Shape and noise of percentiles and of times that wait for others."""

@@ -13,8 +13,9 @@ from cclsearch.trace.readers.kineto.scanner import DEVICE_KINDS
 from cclsearch.trace.readers.stream import TraceError
 from cclsearch.trace.readers.table_builder import match_launches
 
+# A smaller process is a damaged id.
 MIN_SHARE = 0.05
-"""A process with less than this share of the operators of the largest is a damaged id and not a process."""
+"""Smallest share of a process, relative to the operators of the largest."""
 MIN_LAUNCHED = 0.95
 """A process that launched less than this share of a device's rows, beside another, did not launch them."""
 

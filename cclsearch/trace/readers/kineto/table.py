@@ -43,8 +43,9 @@ from cclsearch.trace.view import call_both
 Decoded = TypeVar("Decoded", LaunchShape, OpShape)
 
 _MAX_WORLD = 1_000_000
+# A time after 1973; uptimes and profiler clocks are smaller.
 _UNIX_NS = 10**17
-"""A time after 1973 in nanoseconds counts as Unix time; uptimes and profiler clocks are smaller."""
+"""Nanoseconds from which a time counts as Unix time."""
 _LAUNCHES = re.compile(r"launch_?kernel|launchcooperative|cuLaunch", re.IGNORECASE)
 
 

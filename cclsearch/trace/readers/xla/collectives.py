@@ -19,8 +19,9 @@ _GROUP_IOTA = re.compile(
     r"replica_groups=\[(?P<shape>\d{1,9},\d{1,9})\]"
     r"(?:<=\[(?P<dims>\d{1,9}(?:,\d{1,9})*)\](?:T\((?P<order>\d{1,3}(?:,\d{1,3})*)\))?)?"
 )
+# A larger number of devices means a damaged trace.
 _MAX_DEVICES = 1 << 20
-"""A larger number of devices means a damaged trace."""
+"""Largest number of devices."""
 _START = re.compile(r"-start(\.\d+)?$")
 _DONE = re.compile(r"-done(\.\d+)?$")
 _STARTED_BY = re.compile(r"-done\([^%)]*%?(?P<start>[\w.-]+-start(?:\.\d+)?)")

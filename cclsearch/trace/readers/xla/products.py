@@ -16,10 +16,12 @@ from cclsearch.trace.names.kinds import bytes_per_element
 from cclsearch.trace.readers.protobuf_wire import to_signed
 
 MAX_FLOPS = 1e30
+# More means a damaged file.
 _MAX_POSITIONS = 1 << 12
-"""The smaller one of an output's and a window's extent in one dimension; more means a damaged file."""
+"""Largest smaller extent of an output and a window in one dimension."""
+# Five products instead of two, as in `torch.utils.flop_counter`.
 _BACKWARD_ATTENTION = 2.5
-"""Five products instead of two, as in `torch.utils.flop_counter`."""
+"""FLOP of attention's backward pass over its forward pass."""
 
 
 class Array(NamedTuple):

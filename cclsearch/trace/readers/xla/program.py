@@ -30,8 +30,9 @@ from cclsearch.trace.readers.xla.products import (
     sum_costs,
 )
 
+# XLA nests a few.
 MAX_DEPTH = 40
-"""Calls inside calls that are followed; XLA nests a few."""
+"""Calls inside calls that are followed."""
 _MAX_DIMS = 32
 _CALLS = frozenset({"fusion", "call", "async-start", "custom-call"})
 """Opcodes that run the computations they call once. The operations in a loop have rows of their own."""
