@@ -120,7 +120,7 @@ class FieldProblem(Model):
     blocking: bool = True
     """Whether the file cannot be used as a card until this is fixed."""
     remedy: str = ""
-    """How to fix it, for example `--set hidden_size=N`."""
+    """Step that fixes it, for example `--set hidden_size=N`."""
     inferred: Inferred | None = None
     """The value that is used instead, if it is neither the card's nor left out."""
 
@@ -153,7 +153,7 @@ class CardField:
 
     @property
     def remedy(self) -> str:
-        """How to set it, with a sample value."""
+        """Return how to set it, with a sample value."""
         return f"--set {self.name}={self.kind.sample}"
 
 

@@ -174,7 +174,7 @@ def state_accelerator(
 ) -> Accelerator | None:
     """The known accelerator with the numbers that a card states instead; one of these numbers alone if it is unknown.
 
-    None if it is unknown and the numbers do not suffice. Links and latencies of an unknown one are those of `NOMINAL`.
+    None if it is unknown and the numbers do not suffice. An unknown one gets the links and latencies of `NOMINAL`.
     """
     found = match_accelerator(name, memory_gib) or find_usual(name)
     stated: dict[str, Any] = {"memory_gb_per_s": memory_gb_per_s} if memory_gb_per_s else {}

@@ -68,6 +68,6 @@ def draw_nights(nights: Sequence[NightPoint], axis_title: str, *, name: str, tit
 
 
 def _label_expression(names: Sequence[str]) -> str:
-    """Vega's expression of a night's label: digits and dashes only, whatever the stamps hold."""
+    """Vega's expression of a night's label: digits and dashes only, for any stamp."""
     safe = ["".join(c for c in name if c.isdigit() or c == "-") for name in names]
     return f"[{', '.join(repr(name) for name in safe)}][datum.value]"

@@ -1,4 +1,4 @@
-"""From a finished trial's folder to its outcome: reads the result file and the traces, then evaluates them."""
+"""Evaluate a finished trial's folder: read the result file and the traces, and return the outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a trial's trace folder to the evidence that admission needs; the only place where a search uses `trace/`."""
+"""Read a trial's trace folder for the evidence of admission; the only place where a search uses `trace/`."""
 
 from __future__ import annotations
 

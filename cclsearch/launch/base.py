@@ -148,7 +148,7 @@ class Cleaner(Protocol):
 
 @runtime_checkable
 class StartWarner(Protocol):
-    """A launcher that can warn before the first trial of whatever would spoil the measurements."""
+    """A launcher that can warn before the first trial of disturbances of the measurements."""
 
     def warn_at_start(self) -> str | None:
         """Return a line with the finding and the remedy; None if nothing was found."""

@@ -354,8 +354,8 @@ def _confirm(writer: RunWriter, session: Session, deadline_s: float) -> None:
 def choose_finalists(state: RunState, count: int, objective: Objective) -> list[Trial]:
     """Return first runs of up to `count` configurations, the most promising first.
 
-    With one metric these are the best and those within the noise of it; with several, those of the Pareto front, spread
-    along it.
+    With one metric: the best, and those that tie with it within the noise. With several: the Pareto front, spread along
+    it.
     """
     if objective.is_multi:
         return _choose_on_front(state, count, objective)

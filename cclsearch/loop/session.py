@@ -70,7 +70,7 @@ class TrialLimit(Protocol):
 
 @dataclass(frozen=True)
 class Session:
-    """All that the search loop needs; `open_session` builds it."""
+    """Inputs and parts of the search loop; `open_session` builds it."""
 
     spec: RunSpec
     space: Space

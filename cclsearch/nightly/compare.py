@@ -302,7 +302,7 @@ def _divide(now: float, before: float) -> float:
 
 
 def _show_confidence(confidence: float) -> str:
-    """In percent, never rounded to 100 %."""
+    """Return a confidence in percent, never rounded to 100 %."""
     return "more than 99.9%" if confidence >= MAX_SHARE else f"{confidence:.1%}"
 
 

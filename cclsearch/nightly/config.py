@@ -212,9 +212,9 @@ class NightlyConfig(Fields):
     matrix: Matrix | None = None
     keep: Keep = Keep()
     scrontab: Scrontab = Scrontab()
-    """For `install --scrontab`."""
+    """Settings of `install --scrontab`."""
     tolerance: float = Field(default=0.02, ge=0, lt=1)
-    """A relative change below this is ignored, whatever its confidence."""
+    """Relative change below which a difference is ignored at any confidence."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Confidence that a change requires."""
     webhook_env: str | None = None

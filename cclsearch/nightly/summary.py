@@ -36,7 +36,7 @@ ENDS = {
     TrialState.UNJUDGED: "unjudged",
     TrialState.PRUNED: "ended_early",
 }
-"""How a trial of a job ended -> the field of the job's summary that counts it."""
+"""End of a job's trial -> the field of the job's summary that counts it."""
 
 
 class ChangeSummary(Model):

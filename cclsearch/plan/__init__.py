@@ -1,1 +1,1 @@
-"""From a request to a plan: inputs looked up, checked and frozen."""
+"""Turn a request into a plan: look up, check and freeze its inputs."""

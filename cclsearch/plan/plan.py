@@ -1,4 +1,4 @@
-"""From a request to a plan, in stages: card, target, objective, workload with its space, strategy. Nothing is written.
+"""Turn a request into a plan, in stages: card, target, objective, workload with its space, strategy. Writes nothing.
 
 Each stage takes frozen values and returns a frozen value; no stage calls an earlier one.
 """

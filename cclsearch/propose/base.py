@@ -214,7 +214,7 @@ class Proposer(ABC):
     """
 
     name: str
-    """In the ledger and in tables, as the proposer of its trials."""
+    """Name of the proposer in the ledger and in tables."""
     role: ClassVar[ProposerRole] = ProposerRole.SAMPLER
 
     @classmethod

@@ -195,7 +195,7 @@ class ArbiterState:
     """First trial that this phase proposes."""
     cause: str = ""
     reason: str = ""
-    """In words, for `status`."""
+    """Reason in words, for `status`."""
     explore: int = 0
     """Number of trials before the LLM returns, in `fallback`."""
     stalls: int = 0

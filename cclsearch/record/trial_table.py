@@ -108,7 +108,7 @@ class TrialTable(Mapping[int, Trial]):
     def observe(self, space: Space | None = None) -> tuple[Observation, ...]:
         """Return the finished trials as a proposer sees them: sorted by number, without infrastructure failures.
 
-        Their rows are those of the space.
+        Their rows are the space's.
         """
         if space is not self._space:
             self._space, self._unobserved, self._observations = space, self.finish_order[:], {}

@@ -35,7 +35,7 @@ REPLICAS, SPLIT = "dp", "devices"
 
 
 class RowStatus(StrEnum):
-    """How the run of a recorded configuration ended."""
+    """End of the run of a recorded configuration."""
 
     OK = "ok"
     OOM = "oom"

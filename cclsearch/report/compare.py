@@ -24,7 +24,7 @@ class RankingEntry:
     value: float
     """Its primary metric."""
     ratio: float
-    """Its primary metric divided by that of the group's best."""
+    """Its primary metric divided by the best one's of the group."""
 
 
 def rank_runs(pages: Sequence[RunPage]) -> list[list[RankingEntry]]:
@@ -49,7 +49,7 @@ def rank_runs(pages: Sequence[RunPage]) -> list[list[RankingEntry]]:
 
 
 def compare_frameworks(pages: Sequence[RunPage]) -> list[str]:
-    """For each group, one sentence per worse framework: its best trial against that of the best framework."""
+    """Return for each group one sentence per worse framework: its best trial against the best framework's."""
     lines = []
     for entries in rank_runs(pages):
         best: dict[str, RankingEntry] = {}

@@ -67,7 +67,7 @@ class TrialRow:
     wall_s: float | None = None
     """Seconds from proposal to end, queue time included; None while the trial runs or if nothing ran."""
     rationale: str = ""
-    """From here on, only `make_detailed_row` fills the fields."""
+    """Reason of the proposer; only `make_detailed_row` fills this field and the next ones."""
     checks: tuple[Verdict, ...] = ()
     """The rules of the admission gate."""
     notes: tuple[str, ...] = ()

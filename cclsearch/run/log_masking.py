@@ -29,7 +29,7 @@ PIECE_BYTES = 1 << 18
 _TAIL_BYTES = 1 << 14
 """Largest part of a long line, in bytes, that waits for the next piece."""
 DONE_FILE = "masked_logs.txt"
-"""In the run folder: inode, size and time in ns of each log that is masked, one a line."""
+"""File in the run folder: inode, size and time in ns of each masked log, one a line."""
 PREFIX = ".masking-"
 """Start of the name of a file that is written to take the place of one with secrets; it contains none itself."""
 _PATTERNS = ("*", "failures/*", "again-*/*", "trace/**/*")
@@ -80,7 +80,7 @@ class LogMasker:
             self._thread.start()
 
     def add_ended(self, state: RunState) -> None:
-        """Mask the logs of every attempt that has ended; those of running ones still grow."""
+        """Mask the logs of every ended attempt; running ones still write to theirs."""
         running = {trial.number: trial.attempt for trial in state.unfinished}
         for folder in sorted((self._folder / TRIALS_FOLDER).glob("[0-9]*")):
             current = running.get(int(folder.name)) if folder.name.isdigit() else None

@@ -20,7 +20,7 @@ JUDGING_ERROR_FILE = "judging_error.txt"
 ATTEMPTS_FOLDER = "attempts"
 
 ENDED_FILE = "ended.json"
-"""In an attempt's folder: its status, once its files were moved to the trial's folder."""
+"""File in an attempt's folder with its status, once its files were moved to the trial's folder."""
 
 _MOVED_FIRST = (STDOUT_FILE, STDERR_FILE, EXIT_FILE, FAILURES_FOLDER, TRACE_FOLDER, EVIDENCE_FILE)
 _FILES_OF_AN_ATTEMPT = (RESULT_FILE, *_MOVED_FIRST, METRICS_FILE, ADMISSION_FILE, JUDGING_ERROR_FILE, ENDED_FILE)

@@ -107,7 +107,7 @@ class TraceEvidence(Model):
     def shows_collectives(self) -> bool:
         """Whether traces of this kind always show collectives.
 
-        PyTorch's show those of the backend that they name; a TPU's compiler may fuse them into other rows.
+        PyTorch's show them for the backend that they name; a TPU's compiler may fuse them into other rows.
         """
         if self.format.startswith("xla"):
             return self.format != "xla on tpu"

@@ -38,7 +38,7 @@ class RequiredVariable(Model):
 
 
 class LossBounds(Model):
-    """What a framework promises about the losses or answers of one model, seed and data in all configurations."""
+    """A framework's promise about the losses or answers of one model, seed and data in all configurations."""
 
     bounds: dict[str, float] = {}
     """Precision -> largest relative deviation of two configurations at one step, or share of other answers."""

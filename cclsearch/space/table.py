@@ -184,7 +184,7 @@ class Space:
         return Config({knob.name: knob.choices[code] for knob, code in zip(self.knobs, codes_K, strict=True)})
 
     def is_idle_N(self, column: int) -> NDArray[np.bool_]:
-        """(N,) whether the knob of that column changes nothing in each row, whatever value it has there."""
+        """(N,) whether the knob of that column changes nothing in each row, at any value."""
         return find_idle(self.masked_NK, self.inert, column)
 
     @cached_property

@@ -140,8 +140,8 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Loads:
-    """For trials that measure several loads, one of which counts: the cheapest that keeps the limits, else the nearest
-    to them.
+    """Closed forms of trials that measure several loads; the cheapest that keeps the limits counts, else the nearest to
+    them.
     """
 
     metric: str

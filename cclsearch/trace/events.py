@@ -310,7 +310,7 @@ class TableFacts:
     """name_id -> XLA's cost of the operation."""
     rank: int = 0
     world_size: int | None = None
-    """From the trace; None if it does not say."""
+    """Number of ranks in the trace; None if it does not say."""
     format: str = "kineto"
     """kineto, xla, nsys, rocprof, chakra or pytorch-et."""
     is_timed: bool = True
@@ -429,12 +429,12 @@ class TraceSet:
     message: str = ""
     """One line for people that names the fault; "" without problems."""
     world_size: int | None = None
-    """From the traces, else None; the launcher may know better."""
+    """Number of ranks in the traces, else None; the launcher may know better."""
     missing_ranks: tuple[int, ...] = ()
     files: tuple[FileReport, ...] = ()
     folder: Path | None = None
     run_log: RunLog | None = None
-    """From files next to the traces: the run's peak memory, a server's request log."""
+    """Files next to the traces: the run's peak memory, a server's request log."""
 
     @property
     def ranks(self) -> tuple[int, ...]:

@@ -344,7 +344,7 @@ def _blocking_columns(group: MatchedGroup) -> Int64s:
 
 
 def _fit_offsets(blocking: Sequence[BlockingCalls]) -> dict[int, int]:
-    """Return the offset of each rank: the median difference of its ends from those of a rank with known offset."""
+    """Return the offset of each rank: the median difference of its ends from a rank's with known offset."""
     offsets: dict[int, int] = {}
     pending = list(blocking)
     if pending:

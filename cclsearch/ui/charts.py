@@ -17,7 +17,7 @@ MAX_POINTS = 600
 
 
 def draw_run(entry: RunEntry, rows: Sequence[TrialRow]) -> tuple[Chart | None, str]:
-    """The history of a run as far as it was read, and a note if not all trials are drawn."""
+    """Return the history of a run's read part, and a note if not all trials are drawn."""
     kept = thin(rows, entry.figure.metric.greater_is_better)
     points = [row.as_point(entry.best.number if entry.best else None, row.figure) for row in kept]
     best = f"; best: trial {entry.best.number} with {entry.best_text}" if entry.best else ""
@@ -44,7 +44,7 @@ def draw_compared(
 
 
 def thin(rows: Sequence[TrialRow], greater_is_better: bool) -> Sequence[TrialRow]:
-    """At most about `MAX_POINTS` of the rows, evenly chosen, and each improvement."""
+    """Return about `MAX_POINTS` of the rows, evenly chosen, and each improvement."""
     if len(rows) <= MAX_POINTS:
         return rows
     sign, step = -1.0 if greater_is_better else 1.0, -(-len(rows) // MAX_POINTS)

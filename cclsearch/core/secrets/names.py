@@ -18,7 +18,7 @@ NOT_SECRET_NAME = re.compile(
     r"|target|cached|micro|global|special|added|stop|step|rank|gpu|seen|processed)_?tokens$"
     r"|[_-](file|path|dir|type|mode|method|count|size|len(gth)?|timeout|enabled|algorithm|backend|version)$)"
 )
-"""A variable with a path names a file; tokens that are counted are those of a text."""
+"""Names without a secret: a variable with a path names a file, and counted tokens are a text's."""
 
 _SECRET_FIELD = re.compile(
     r"(?i)(api[_-]?key|access[_-]?key([_-]id)?|account[_-]?key|private[_-]?key|secret|token|passw(or)?d|pwd|passphrase"

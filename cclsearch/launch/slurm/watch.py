@@ -306,7 +306,7 @@ def index_rows(rows: Iterable[Listed]) -> dict[str, list[Listed]]:
 
 
 def find_row(rows: Mapping[str, list[Listed]], job: JobIdentity) -> Listed | None:
-    """Return the job's last row, or that of its array if the task is not listed by itself; None if there is none."""
+    """Return the job's last row, or its array's if the task is not listed by itself; None if there is none."""
     for number in dict.fromkeys((job.job_id, array_of(job.job_id))):
         for row in reversed(rows.get(number, [])):
             if job.is_of(row):

@@ -38,7 +38,7 @@ WORKER_PROGRAM = Path(__file__).with_name("worker.py")
 BUNDLE_BYTES = 64 * 2**20
 RETURN_BYTES = 16 * 2**30
 UNPACKED = (RESULT_FILE, EVIDENCE_FILE, TRACE_FOLDER, FAILURES_FOLDER)
-"""What a worker's archive may contain: files of these names, and files in folders of these names."""
+"""Names of the files, and of the folders of files, that a worker's archive may contain."""
 _SCRIPT_SUFFIXES = (".py", ".txt", ".yml", ".json")
 
 

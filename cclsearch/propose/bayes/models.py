@@ -104,7 +104,7 @@ class MetricModels:
         return base if base in known or is_peak else None
 
     def derive(self, metric: str, log_base: Array, rows: NDArray[np.int64]) -> Array:
-        """Return the log of the metric at these rows, given that of its base."""
+        """Return the log of the metric at these rows, given the log of its base."""
         derived = self.predictor.derived.get(metric)
         return np.log(derived.value(np.exp(log_base), rows)) if derived else log_base
 

@@ -89,7 +89,7 @@ def find_steps(doublings_J: Array) -> tuple[Array, Array]:
 
 
 def load_next(num_rows: int, num_columns: int) -> Array:
-    """Return the loadings of the rows of the next job, beside those of earlier jobs with so many columns."""
+    """Return the loadings of the rows of the next job, beside earlier jobs with so many columns."""
     return np.tile([np.sqrt(1 - OWN_SHARE), np.sqrt(OWN_SHARE), *[0.0] * (num_columns - 2)], (num_rows, 1))
 
 
@@ -158,7 +158,7 @@ def find_odds(prior: Prior, searches: Sequence[EarlierFit]) -> float:
 
 
 def _stack(searches: Sequence[EarlierFit], part_JB: Array, jobs_JC: Array) -> tuple[ParametricModel, Features]:
-    """Return one model of all rows: the multipliers of each search are the sum of those of its parts of B blocks."""
+    """Return one model of all rows: the multipliers of a search are the sum of its parts' multipliers, of B blocks."""
     counts = [len(search.features) for search in searches]
     ends, size = np.cumsum(counts), part_JB.shape[1]
 

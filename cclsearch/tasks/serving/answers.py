@@ -1,4 +1,4 @@
-"""Compare the answers of servers: they are greedy, so those of all trials agree, up to near ties between two tokens."""
+"""Compare the answers of servers: they are greedy, so all trials agree, up to near ties between two tokens."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class AskedLoad(Model):
 
 
 class ServingInput(AskedLoad, TrialInput):
-    """`config.json` of serving and inference; its own fields of a load are those of the first one."""
+    """`config.json` of serving and inference; its own fields of a load describe the first one."""
 
     arch: ModelArch
     work: dict[str, Value] = Field(default={}, exclude=True)

@@ -107,7 +107,7 @@ def _check_experts(evidence: TrainingEvidence, degrees: dict[str, int], calls: I
 
 
 def _is_narrower(call: TracedCollective, precision: str) -> bool:
-    """Whether a call's elements have fewer bits than those of that precision; False if either is unknown."""
+    """Whether a call's elements have fewer bits than that precision's; False if either is unknown."""
     bits, wanted = PRECISION_BITS.get(call.precision), PRECISION_BITS.get(canonical_precision(precision))
     return bits is not None and wanted is not None and bits < wanted
 

@@ -1,4 +1,4 @@
-"""The built-in metrics, registered like those of plugins."""
+"""The built-in metrics, registered as plugins' metrics are."""
 
 _NAMES = {
     "balance": "compute_imbalance pipeline_bubble moe_balance moe_frac",

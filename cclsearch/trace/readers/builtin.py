@@ -16,7 +16,7 @@ from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.readers.unsupported import find_unsupported
 
 OWN_TIMELINE = b'"otherData":{"writer":"ccl-search timeline"}'
-"""In the head of the JSON that `score --perfetto` writes: files with it are not traces."""
+"""Text in the head of the JSON that `score --perfetto` writes: files with it are not traces."""
 _BOM = b"\xef\xbb\xbf"
 _JSON_NAME = re.compile(r"\.(json|trace)(\.gz)?$", re.IGNORECASE)
 _TRACE_NAME = re.compile(r"trace|rank[-_]?\d|kineto|profil|worker\d", re.IGNORECASE)

@@ -34,7 +34,7 @@ class EvidenceSource(Protocol):
 
 
 class NoEvidence:
-    """For searches without traces or logs."""
+    """Evidence of a search without traces or logs: none."""
 
     def find(self, trial: int) -> TrialEvidence | None:
         return None

@@ -27,7 +27,7 @@ MAX_THEORIES = 5
 NUM_WITH_PARTS = 8
 """Length of a list of candidates up to which their parts are listed too."""
 FREE_MARK = "*"
-"""In the column `free`: the configuration may be submitted without credit."""
+"""Mark in the column `free`: the configuration may be submitted without credit."""
 
 
 def objective_line(view: SearchView, goal: str = "") -> str:

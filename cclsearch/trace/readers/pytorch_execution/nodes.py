@@ -19,7 +19,7 @@ class _Attribute(msgspec.Struct):
 
 
 class ExecutionNode(msgspec.Struct, gc=False):
-    """One operator or range, of any schema; the fields after `attrs` are those of schemas without it."""
+    """One operator or range, of any schema; schemas without `attrs` have the fields after it."""
 
     id: int
     name: str = ""

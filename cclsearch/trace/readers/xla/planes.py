@@ -21,7 +21,7 @@ class ProgramBytes(NamedTuple):
 
 
 class XEvent(NamedTuple):
-    """One event on a line; `read_stats` returns its statistics, including those of its metadata."""
+    """One event on a line; `read_stats` returns its statistics with its metadata's."""
 
     key: Any
     """Equal for events of the same operation."""
