@@ -32,9 +32,11 @@ def find_stop_above(spec: RunSpec, space: Space, state: RunState, trial: Trial) 
     follows from it (`Predictor.derived`). The limit is the slowest run of the best configuration so far, plus a
     difference that two runs exceed with probability `DOUBT`, by the current estimate of the noise between runs.
     """
-    task, best, row = task_of(spec.card), state.best, space.row(trial.config)
-    is_allowed = spec.limits.early_stop and task.ends_early and spec.provenance is Provenance.MEASURED
-    if not is_allowed or trial.purpose is not Purpose.SEARCH or best is None or row is None:
+    is_allowed = spec.limits.early_stop and task_of(spec.card).ends_early and spec.provenance is Provenance.MEASURED
+    if not is_allowed or trial.purpose is not Purpose.SEARCH:
+        return None
+    best, row = state.best, space.row(trial.config)  # ranks all trials, so only where it is needed
+    if best is None or row is None:
         return None
     metric = spec.objective.terms[0].metric
     outliers = state.list_outliers()
