@@ -172,12 +172,6 @@ def count_complexity(function: ast.AST) -> int:
     return 1 + branches + operators
 
 
-def find_repeated_classes(modules: dict[str, ast.Module]) -> list[str]:
-    """Return public class names that several modules define."""
-    homes = Counter(node.name for tree in modules.values() for node in tree.body if isinstance(node, ast.ClassDef))
-    return sorted(name for name, count in homes.items() if count > 1 and not name.startswith("_"))
-
-
 def summarize(checkout: Path) -> list[tuple[str, str]]:
     """Return rows of label and value on the layout of one checkout."""
     modules = read_modules(checkout)
@@ -191,7 +185,6 @@ def summarize(checkout: Path) -> list[tuple[str, str]]:
     documented = sum(ast.get_docstring(node) is not None for node in public)
     texts = [path.read_text(encoding="utf-8").splitlines() for path in (checkout / "cclsearch").rglob("*.py")]
     files = [len(lines) for lines in texts]
-    repeated = find_repeated_classes(modules)
     return [
         ("modules at the root", str(len(list((checkout / "cclsearch").glob("*.py"))))),
         ("packages and root modules", str(len(packages))),
@@ -206,7 +199,6 @@ def summarize(checkout: Path) -> list[tuple[str, str]]:
         ("functions", f"{len(functions):,}"),
         ("lines of a function: median, largest", f"{statistics.median(lengths):g}, {max(lengths)}"),
         ("complexity of a function: median, largest", f"{statistics.median(complexity):g}, {max(complexity)}"),
-        ("class names used twice or more", f"{len(repeated)}: {', '.join(repeated)}" if repeated else "0"),
     ]
 
 
