@@ -77,7 +77,7 @@ def seconds_by_family(trace: TraceView) -> Figures:
 
 def compare_figures(first: Figures, second: Figures) -> tuple[NamedChange, ...]:
     """Return the changes of all names in either, the largest first."""
-    names = {*first, *second}
+    names = sorted({*first, *second})  # sums of floats depend on the order
     none = (0.0, 0.0)
     whole = sum(abs(second.get(name, none)[0] - first.get(name, none)[0]) for name in names)
     changes = [
