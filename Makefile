@@ -68,7 +68,7 @@ docs: $(VENV)/.installed-dev  ## the site of the documentation, in site/; a brok
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
 
 bench: $(VENV)/.installed-dev  ## one benchmark of benchmarks/README.md: make bench NAME=traces ARGS="TRACE --size-mb 100"
-	@test -n "$(NAME)" || { echo "make bench NAME=... ARGS=...: the names are in benchmarks/README.md"; exit 1; }
+	@test -f "benchmarks/$(NAME).py" || { echo "make bench NAME=... ARGS=...: there is no benchmark '$(NAME)'; benchmarks/README.md lists the names"; exit 2; }
 	$(BIN)/python benchmarks/$(NAME).py $(ARGS)
 
 screenshots: $(VENV)/.installed-dev  ## the pictures of README and docs, from real runs (needs Chromium)
