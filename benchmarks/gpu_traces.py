@@ -28,9 +28,9 @@ from cclsearch.core.values import Config
 from cclsearch.launch.contract import trial_environment
 from cclsearch.plugins import TASKS
 from cclsearch.trace.events import Kind
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.names.kinds import classify_kernel
-from cclsearch.trace.open import open_trace
+from cclsearch.trace.read import open_trace
 from cclsearch.trace.score import TraceScore, score_view
 
 STEPS = 4

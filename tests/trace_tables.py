@@ -19,7 +19,7 @@ from cclsearch.trace.events import (
     Step,
     TraceSet,
 )
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 
 DEFAULTS = {"device": 0, "stream": 7}
 ROW_COLUMNS = ("step_id", "launch", "stream", "device", "blocks_per_sm")

@@ -12,7 +12,7 @@ from typing import Any
 
 from cclsearch.card.model import FRAMEWORK_KNOBS, PRECISION
 from cclsearch.charts.chart import Chart
-from cclsearch.charts.claims import draw_frameworks
+from cclsearch.charts.compare import draw_frameworks
 from cclsearch.charts.trials import varied_knobs
 from cclsearch.core.errors import UserError
 from cclsearch.core.table import format_table
@@ -22,8 +22,8 @@ from cclsearch.loop.bench import RecordedTable, limit_recording
 from cclsearch.plan.target import find_recording
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RowStatus
+from cclsearch.report.figures import find_figure
 from cclsearch.report.gather import describe_work
-from cclsearch.report.objective_figure import find_figure
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import SPEC_FILE

@@ -13,7 +13,7 @@ from cclsearch.card.hardware import Accelerator, find_accelerator
 from cclsearch.card.load import inspect_card, require_card
 from cclsearch.card.model import Card
 from cclsearch.charts.chart import Chart
-from cclsearch.charts.claims import draw_utilities
+from cclsearch.charts.compare import draw_utilities
 from cclsearch.core.errors import UserError
 from cclsearch.core.table import format_table
 from cclsearch.core.text import format_value, one_line
@@ -28,7 +28,7 @@ from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import NotAvailable
-from cclsearch.trace.open import open_trace
+from cclsearch.trace.read import open_trace
 from cclsearch.trace.whatif.cluster import ClusterReplay, cluster_of, compare_chips, find_chip, grow
 from cclsearch.trace.whatif.projection import prepare_replay
 

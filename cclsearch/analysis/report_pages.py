@@ -57,7 +57,7 @@ def read_step(run: Run) -> StepOfRanks | None:
     if trial is None:
         return None
     from cclsearch.trace.answers.timeline import find_lanes
-    from cclsearch.trace.open import open_trace
+    from cclsearch.trace.read import open_trace
     from cclsearch.trace.score import try_diagnose
 
     try:

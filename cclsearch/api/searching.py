@@ -25,7 +25,7 @@ from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import EndKind, SearchStopped
 from cclsearch.record.writer import RunWriter
-from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.figures import find_figure
 from cclsearch.report.terminal import watch_lines
 from cclsearch.run import catalog
 from cclsearch.run.folder import load_run

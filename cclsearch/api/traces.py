@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cclsearch.api.inputs import CardSource, load_card
-from cclsearch.trace.open import open_trace
+from cclsearch.trace.read import open_trace
 from cclsearch.trace.score import TraceScore, score_view
 from cclsearch.trace.view import TraceView
 

@@ -22,7 +22,7 @@ from cclsearch.loop.session import Changes, Session
 from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
-from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.figures import find_figure
 from cclsearch.report.summary import summarize_as_json
 from cclsearch.report.terminal import watch_json, watch_lines
 from cclsearch.run.catalog import name_run

@@ -15,7 +15,7 @@ from cclsearch.core.values import Config
 from cclsearch.trace.answers.score_request import ScoreRequest, list_metrics, score_request
 from cclsearch.trace.ccl_bench import StepScoreReference
 from cclsearch.trace.export.perfetto import export_perfetto
-from cclsearch.trace.names.kernel_classes import use_classes
+from cclsearch.trace.names.kernels import use_classes
 
 
 def run(args: argparse.Namespace) -> int:

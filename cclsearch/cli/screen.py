@@ -38,8 +38,7 @@ def show_table(writer: RunWriter, session: Session, total: int) -> Iterator[Watc
     """Draw the table at each event; yields what takes the events."""
     from rich.console import Console
 
-    from cclsearch.report.live import live_screen
-    from cclsearch.report.progress import ProgressObserver, list_varied_knobs
+    from cclsearch.report.progress import ProgressObserver, list_varied_knobs, live_screen
 
     observer, knobs = ProgressObserver(session.spec, writer.folder, budget=total), list_varied_knobs(session.space)
     with live_screen(Console(), session.jobs.describe_status) as show:

@@ -16,7 +16,7 @@ from cclsearch.core.text import count_of, one_line, plain
 from cclsearch.propose.agent.arbiter.states import format_moves
 from cclsearch.propose.events import ArbiterMove, LlmTurn, leave_out_outdated
 from cclsearch.record.trial import TrialState, count_states, describe_counts
-from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.figures import find_figure
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import describe_result, result_text
 from cclsearch.run.annotations import read_annotations

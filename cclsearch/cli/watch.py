@@ -16,7 +16,7 @@ from cclsearch.core.text import plain
 from cclsearch.loop.session import rebuild_space
 from cclsearch.record.event import EVENT, Event
 from cclsearch.record.lock import is_locked
-from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.figures import find_figure
 from cclsearch.report.summary import summarize_as_json
 from cclsearch.report.terminal import describe_result
 from cclsearch.run.catalog import find_run
@@ -59,8 +59,7 @@ def _follow(folder: Path, take: Callable[[Event], None] = lambda event: None) ->
 def _watch_table(folder: Path) -> Run:
     from rich.console import Console
 
-    from cclsearch.report.live import live_screen
-    from cclsearch.report.progress import ProgressObserver
+    from cclsearch.report.progress import ProgressObserver, live_screen
 
     last = load_run(folder)
     knobs, observer = _find_knobs(last.spec), ProgressObserver(last.spec, folder)

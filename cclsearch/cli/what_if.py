@@ -11,7 +11,7 @@ from cclsearch.card.load import inspect_card, require_card
 from cclsearch.core.text import one_line, plain
 from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
 from cclsearch.trace.metric import NotAvailable
-from cclsearch.trace.open import open_trace
+from cclsearch.trace.read import open_trace
 from cclsearch.trace.whatif.answer import (
     answer_as_data,
     describe_answer,

@@ -12,10 +12,9 @@ from cclsearch.evaluation.traced_origin import read_origins
 from cclsearch.evaluation.traced_products import read_products
 from cclsearch.launch.contract import TrialInput
 from cclsearch.scoring.evidence import TraceEvidence
-from cclsearch.trace.events import Reason, TraceSet
+from cclsearch.trace.events import Reason, Status, TraceSet
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.score import score_view
-from cclsearch.trace.status import Status
 from cclsearch.trace.view import NO_TIMES, TraceView
 
 
@@ -45,7 +44,7 @@ def read_trace_evidence(folder: Path, card: Card, payload: TrialInput) -> TraceE
         products=read_products(view, card.precision),
         collectives=read_collectives(view),
         origins=read_origins(traces),
-        backend=next(filter(None, (table.distributed.backend for table in traces.tables.values())), ""),
+        backend=next(filter(None, (table.backend for table in traces.tables.values())), ""),
         format=next((f"{table.format} on {table.accelerator}" for table in traces.tables.values()), ""),
         devices=tuple(redact(one_line(name, 100)) for name in sorted(devices)),
         diagnosis=tuple(redact(one_line(text, 400)) for text in diagnosis.sentences) if diagnosis else (),

@@ -16,7 +16,7 @@ from cclsearch.trace.events import EventTable, Kind, OpShape
 from cclsearch.trace.flops import count_ops, find_flops
 from cclsearch.trace.intervals import Int64s, subtract_spans, total_ns
 from cclsearch.trace.metrics.efficiency import find_peak
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.names.kinds import classify_precision
 from cclsearch.trace.result import NotAvailable
 from cclsearch.trace.view import RankView, TraceView

@@ -11,8 +11,8 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.propose.events import LlmTurn
 from cclsearch.record.trial import TrialState, count_states
+from cclsearch.report.figures import find_figure
 from cclsearch.report.gather import TOKENS
-from cclsearch.report.objective_figure import find_figure
 from cclsearch.run.folder import Run
 from cclsearch.run.usage import sum_node_hours
 

@@ -44,7 +44,7 @@ from cclsearch.space.framework import load_framework
 from cclsearch.space.opening import Extend
 from cclsearch.space.table import RowSet, Space
 from cclsearch.tasks.base import task_of
-from cclsearch.trace.names.kernel_classes import load_classes
+from cclsearch.trace.names.kernels import load_classes
 from cclsearch.tracking.targets import LogTarget, open_targets
 
 MIN_FIT_PROBABILITY = 0.005

@@ -14,7 +14,7 @@ from cclsearch.launch.profile import Profile
 from cclsearch.nightly.history import Night, NightFigure, RankedRun, mean_of, read_surroundings
 from cclsearch.record.event import RetryKind
 from cclsearch.record.trial import Trial, TrialState
-from cclsearch.report.objective_figure import MAX_SHARE
+from cclsearch.report.figures import MAX_SHARE
 from cclsearch.run.closest import find_closest
 from cclsearch.scoring.outcome import Outcome
 from cclsearch.stats.noise import Noise, confidence_better, estimate_noise

@@ -15,7 +15,7 @@ from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import RESULT_FILE
 from cclsearch.record.trial import Trial, TrialState, count_states, find_state
-from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.figures import find_figure
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import SPEC_FILE, RunSpec
 from cclsearch.tasks.base import task_of

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cclsearch.charts.chart import Chart
-from cclsearch.charts.nights import NightPoint, draw_nights
+from cclsearch.charts.compare import NightPoint, draw_nights
 from cclsearch.core.templates import open_templates
 from cclsearch.core.text import one_line, show_number
 from cclsearch.core.values import Provenance, format_config

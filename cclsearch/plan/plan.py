@@ -46,7 +46,7 @@ from cclsearch.space.knobs import canonical_name, meaning_of
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
-from cclsearch.trace.names.kernel_classes import load_classes
+from cclsearch.trace.names.kernels import load_classes
 from cclsearch.tracking.targets import open_targets
 
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")

@@ -8,8 +8,7 @@ from dataclasses import replace
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.compare import BestOfRun, draw_bests, draw_curves
 from cclsearch.charts.knobs import draw_contour, draw_importance, draw_parallel, draw_slice
-from cclsearch.charts.parts import StackedBar, draw_parts
-from cclsearch.charts.timeline import draw_timeline
+from cclsearch.charts.parts import StackedBar, draw_parts, draw_timeline
 from cclsearch.charts.trials import (
     FAILED,
     Axis,
@@ -21,8 +20,7 @@ from cclsearch.charts.trials import (
     draw_strip,
     rank_correlation,
 )
-from cclsearch.report.compare import RankingEntry
-from cclsearch.report.data import RunPage
+from cclsearch.report.data import RankingEntry, RunPage
 
 WIDE = ("progress", "score", "strip", "parallel", "timeline")
 """Charts that take the whole width of a page."""

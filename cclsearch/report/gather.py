@@ -15,9 +15,8 @@ from cclsearch.record.trial import Trial, TrialState, count_states, describe_cou
 from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import RunPage
 from cclsearch.report.evidence import gather_environment, gather_turns, read_script
-from cclsearch.report.figures import show_value
+from cclsearch.report.figures import find_figure, show_value
 from cclsearch.report.launch_form import describe_launch
-from cclsearch.report.objective_figure import find_figure
 from cclsearch.report.rows import TrialRow, clean, make_detailed_row
 from cclsearch.report.summary import describe_confidence, describe_drift, describe_other_load
 from cclsearch.run.annotations import read_annotations

@@ -19,9 +19,8 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from cclsearch.charts.bundle import page_script
-from cclsearch.charts.chart import Chart, page_data, palette_css
-from cclsearch.charts.timeline import as_trace_events
+from cclsearch.charts.chart import Chart, page_data, page_script, palette_css
+from cclsearch.charts.parts import as_trace_events
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.templates import open_templates
 from cclsearch.core.text import show_number
@@ -30,8 +29,7 @@ from cclsearch.core.version import __version__
 from cclsearch.record.event import Purpose
 from cclsearch.record.trial import TrialState
 from cclsearch.report.charts import WIDE, draw_comparisons, draw_run
-from cclsearch.report.compare import RankingEntry, compare_frameworks, find_differences, rank_runs
-from cclsearch.report.data import RunPage
+from cclsearch.report.data import RankingEntry, RunPage, compare_frameworks, find_differences, rank_runs
 from cclsearch.report.figures import describe_gain, find_shown_metric, show_value
 from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page
 from cclsearch.report.rows import TrialRow

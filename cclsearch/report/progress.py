@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +24,7 @@ from cclsearch.core.values import Provenance, format_knob_value
 from cclsearch.propose.events import LlmTurn
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
-from cclsearch.report.objective_figure import ObjectiveFigure, find_figure
+from cclsearch.report.figures import ObjectiveFigure, find_figure
 from cclsearch.report.terminal import SOURCES, describe_best_so_far, result_text
 from cclsearch.run.phase import read_phase
 from cclsearch.run.spec import RunSpec
@@ -272,3 +275,50 @@ def _estimate_left(progress: Progress, running: list[Trial], left: int, now_s: f
     rest = [max(typical - (_seconds(trial, now_s) or 0.0), 0.0) for trial in running]
     slots = max(len(running), 1)
     return max([*rest, 0.0]) + math.ceil(left / slots) * typical
+
+
+REDRAWS_PER_S = 2
+Show = Callable[[Progress], None]
+
+
+class _LiveTable(Live):
+    """The progress that was shown last, drawn by the thread of `rich.Live`."""
+
+    def __init__(self, console: Console, live_note: LiveNote) -> None:
+        self.progress: Progress | None = None
+        self._live_note, self._size = live_note, console.size
+        super().__init__(console=console, refresh_per_second=REDRAWS_PER_S, transient=True, vertical_overflow="crop")
+
+    def refresh(self) -> None:
+        with contextlib.suppress(OSError):  # the terminal has gone
+            if self.console.size != self._size:
+                # The terminal has broken the drawn lines, so their number is unknown: begin on an empty screen.
+                self.console.clear()
+                self._size = self.console.size
+            super().refresh()
+
+    def get_renderable(self) -> RenderableType:
+        return self.render(self._size.height - 1)
+
+    def render(self, height: int | None) -> RenderableType:
+        """The table in at most `height` lines; all rows if the height is None."""
+        if self.progress is None:
+            return ""
+        return render_progress(self.progress, self._size.width, height, time.time(), self._live_note)
+
+
+@contextlib.contextmanager
+def live_screen(console: Console, live_note: LiveNote = lambda _: "") -> Iterator[Show]:
+    """A function that shows the progress it is given; at the end the whole table stays on the terminal."""
+    live = _LiveTable(console, live_note)
+
+    def show(progress: Progress) -> None:
+        live.progress = progress
+
+    live.start()
+    try:
+        yield show
+    finally:
+        with contextlib.suppress(OSError):
+            live.stop()
+            console.print(live.render(None))

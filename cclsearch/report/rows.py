@@ -14,7 +14,7 @@ from cclsearch.core.values import Provenance, Value, format_config, format_knob_
 from cclsearch.record.event import Purpose
 from cclsearch.record.trial import Trial, TrialState, find_state
 from cclsearch.report.evidence import list_files
-from cclsearch.report.objective_figure import ObjectiveFigure
+from cclsearch.report.figures import ObjectiveFigure
 from cclsearch.report.terminal import SOURCES, result_text
 from cclsearch.run.folder import Run
 from cclsearch.scoring.outcome import Outcome, Verdict

@@ -16,8 +16,7 @@ from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial, count_states, describe_counts
 from cclsearch.report.certainty import Certainty, estimate_certainty
-from cclsearch.report.figures import format_value, name_value, name_values
-from cclsearch.report.objective_figure import ObjectiveFigure, find_figure, format_share
+from cclsearch.report.figures import ObjectiveFigure, find_figure, format_share, format_value, name_value, name_values
 from cclsearch.report.terminal import SOURCES
 from cclsearch.run.catalog import name_run
 from cclsearch.run.closest import find_closest

@@ -12,8 +12,7 @@ from cclsearch.propose.events import LlmTurn, ReportedEvent
 from cclsearch.record.event import EVENT, Event, RetryKind, TrialFinished, TrialRetried, TrialSubmitted
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
-from cclsearch.report.figures import name_better
-from cclsearch.report.objective_figure import ObjectiveFigure, format_share
+from cclsearch.report.figures import ObjectiveFigure, format_share, name_better
 
 NOTHING_RUNS = frozenset({"replay", "simulate"})
 """Launchers whose trials end as soon as they start."""

@@ -9,8 +9,7 @@ from cclsearch.core.job_file import read_tail
 from cclsearch.core.secrets.redact import redact
 from cclsearch.launch.contract import STDERR_FILE
 from cclsearch.record.trial import Trial
-from cclsearch.report.figures import describe_metric, format_value, name_values
-from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.figures import describe_metric, find_figure, format_value, name_values
 from cclsearch.report.terminal import result_text
 from cclsearch.run.folder import Run
 from cclsearch.scoring.outcome import Outcome

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cclsearch.charts.bundle import render_png, render_svg
-from cclsearch.charts.chart import Chart
+from cclsearch.charts.chart import Chart, render_png, render_svg
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, require_writable, writing_to
 from cclsearch.report.charts import draw_comparisons, draw_run
-from cclsearch.report.compare import rank_runs
-from cclsearch.report.data import RunPage
+from cclsearch.report.data import RunPage, rank_runs
 from cclsearch.report.page import render_page, render_pareto_page
 from cclsearch.report.pareto import ParetoPage, draw_pareto_page, render_pareto_csv
 

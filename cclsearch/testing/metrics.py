@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cclsearch.core.metrics import METRICS
-from cclsearch.trace.events import TraceSet
+from cclsearch.trace.events import Status, TraceSet
 from cclsearch.trace.metric import MetricResult
 from cclsearch.trace.read import read_traces
-from cclsearch.trace.status import Status
 from cclsearch.trace.view import TraceView
 
 STEPS, STEP_US = 4, 1000.0

@@ -16,19 +16,32 @@ from enum import IntEnum, StrEnum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cclsearch.trace.files.run_log import RunLog
-from cclsearch.trace.status import FileStatus, Status
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Ints = NDArray[np.int64]
+Ints32 = NDArray[np.int32]
+Floats32 = NDArray[np.float32]
 
-    Ints = NDArray[np.int64]
-    Ints32 = NDArray[np.int32]
-    Floats32 = NDArray[np.float32]
+
+class Status(StrEnum):
+    """Trust in a result."""
+
+    OK = "ok"
+    PARTIAL = "partial"
+    NOT_AVAILABLE = "not_available"
+
+
+class FileStatus(StrEnum):
+    """Part of a trace file that could be read."""
+
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+    NOT_AVAILABLE = "not_available"
 
 
 class Kind(IntEnum):
@@ -229,40 +242,32 @@ class MemoryPoints:
     """-1 is the host."""
 
 
-@dataclass(frozen=True)
-class Distributed:
-    """Distributed setup of the run according to the trace."""
-
-    backend: str = ""
-    groups: tuple[ProcessGroup, ...] = ()
+_NONE = np.zeros(0, np.int64)
+NO_MEMORY_POINTS = MemoryPoints(_NONE, _NONE, _NONE, np.zeros(0, np.int16))
 
 
-COLUMNS: Mapping[str, str] = MappingProxyType(
-    {
-        "ts_ns": "<i8",
-        "dur_ns": "<i8",
-        "kind": "|u1",
-        "name_id": "<i4",
-        "device": "<i2",
-        "stream": "<i4",
-        "corr": "<i4",
-        "step_id": "<i4",
-    }
-)
+COLUMNS: Mapping[str, str] = {
+    "ts_ns": "<i8",
+    "dur_ns": "<i8",
+    "kind": "|u1",
+    "name_id": "<i4",
+    "device": "<i2",
+    "stream": "<i4",
+    "corr": "<i4",
+    "step_id": "<i4",
+}
 """The dense columns of a table and their types."""
 
-SPARSE_COLUMNS: Mapping[str, str] = MappingProxyType(
-    {
-        "bytes": "<i8",
-        "blocks_per_sm": "<f4",
-        "coll_id": "<i4",
-        "launch": "<i4",
-        "op": "<i4",
-        "shape_id": "<i4",
-        "grid_id": "<i4",
-        "rf_id": "<i8",
-    }
-)
+SPARSE_COLUMNS: Mapping[str, str] = {
+    "bytes": "<i8",
+    "blocks_per_sm": "<f4",
+    "coll_id": "<i4",
+    "launch": "<i4",
+    "op": "<i4",
+    "shape_id": "<i4",
+    "grid_id": "<i4",
+    "rf_id": "<i8",
+}
 """The columns that few rows have, and their types."""
 
 
@@ -286,11 +291,6 @@ def _dense(name: str) -> cached_property[NDArray[Any]]:
         return dense
 
     return cached_property(fill)
-
-
-def _empty_memory() -> MemoryPoints:
-    none = np.zeros(0, np.int64)
-    return MemoryPoints(none, none, none, np.zeros(0, np.int16))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -319,7 +319,9 @@ class TableFacts:
     """gpu, tpu or cpu: type of the device."""
     devices: tuple[DeviceInfo, ...] = ()
     """Devices that have rows here; one in almost every trace."""
-    distributed: Distributed = field(default_factory=Distributed)
+    backend: str = ""
+    """Communication backend of the run according to the trace."""
+    groups: tuple[ProcessGroup, ...] = ()
     host: str = ""
     """Host name if the trace or the file's name states it; tables of one host share a clock."""
     base_ns: int = 0
@@ -358,7 +360,7 @@ class EventTable(TableFacts):
 
     name_class: NDArray[np.uint8]
     """A `ComputeClass` for each name."""
-    memory: MemoryPoints = field(default_factory=_empty_memory)
+    memory: MemoryPoints = NO_MEMORY_POINTS
     sparse: Mapping[str, tuple[Ints32, NDArray[Any]]] = field(default_factory=lambda: MappingProxyType({}))
     """Columns that few rows have, as (row numbers, values); properties of the same name return them dense."""
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cclsearch.trace.events import Kind, OpShape
 from cclsearch.trace.intervals import Int64s, outermost
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.names.kinds import bytes_per_element
 from cclsearch.trace.view import RankView
 

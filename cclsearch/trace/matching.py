@@ -199,7 +199,7 @@ def _group_of(rank: int, call: Collective, table: EventTable, world_size: int) -
         return ("group", call.group), call.group_size or world_size
     if call.group_size not in (None, world_size):
         return None
-    if len({group.ranks for group in table.distributed.groups if group.ranks}) > 1:
+    if len({group.ranks for group in table.groups if group.ranks}) > 1:
         return None
     return (WORLD,), world_size
 
@@ -219,7 +219,7 @@ def _pair_of(rank: int, call: Collective) -> tuple[GroupKey, int] | None:
 def _ranks_by_description(call: Collective, table: EventTable) -> tuple[int, ...] | None:
     if not call.group_desc:
         return None
-    for group in table.distributed.groups:
+    for group in table.groups:
         if group.desc == call.group_desc or group.desc.endswith(f"_{call.group_desc}"):
             return group.ranks or None
     return None

@@ -12,7 +12,7 @@ from pydantic import JsonValue, model_validator
 
 from cclsearch.core.values import Model
 from cclsearch.trace.events import Reason
-from cclsearch.trace.status import Status as Status
+from cclsearch.trace.events import Status as Status
 
 
 class NotAvailable(Exception):

@@ -19,8 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from cclsearch.card.task import TASKS
-from cclsearch.charts.bundle import page_script
-from cclsearch.charts.chart import page_data, palette_css
+from cclsearch.charts.chart import page_data, page_script, palette_css
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import METRICS
 from cclsearch.core.secrets.redact import redact

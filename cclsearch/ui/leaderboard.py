@@ -15,7 +15,7 @@ from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.record.trial import Trial
 from cclsearch.report.figures import find_shown_metric, format_value
 from cclsearch.tasks.base import Task, task_of
-from cclsearch.trace.dashboard import DASHBOARD, describe_name, find_recorded
+from cclsearch.trace.ccl_bench import DASHBOARD, describe_name, find_recorded
 from cclsearch.ui.run_index import RunEntry
 from cclsearch.ui.traces import TracedName
 

@@ -24,8 +24,7 @@ from cclsearch.nightly.summary import NightSummary, show_best
 from cclsearch.nightly.window import nights_folder
 from cclsearch.propose.events import LlmTurn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState
-from cclsearch.report.figures import describe_metric
-from cclsearch.report.objective_figure import find_figure
+from cclsearch.report.figures import describe_metric, find_figure
 from cclsearch.report.progress import format_duration
 from cclsearch.report.rows import make_detailed_row
 from cclsearch.report.terminal import result_text

@@ -19,8 +19,8 @@ from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.lock import is_locked
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial, describe_counts
+from cclsearch.report.figures import ObjectiveFigure, find_figure
 from cclsearch.report.gather import describe_work
-from cclsearch.report.objective_figure import ObjectiveFigure, find_figure
 from cclsearch.report.rows import TrialRow, make_row
 from cclsearch.run.annotations import ANNOTATIONS_FILE, read_annotations
 from cclsearch.run.folder import Run, RunFollower, Standing

@@ -20,7 +20,7 @@ def serve(runs: Path, port: int, allowed: Permissions, say: Callable[[str], None
     """Serve a folder of runs; `say` gets the address. Raises UserError if the port cannot be used."""
     import uvicorn
 
-    from cclsearch.charts.bundle import page_script
+    from cclsearch.charts.chart import page_script
     from cclsearch.ui.app import make_app, warm_up
 
     with _listen(port) as listener:

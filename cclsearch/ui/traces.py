@@ -12,8 +12,7 @@ from cclsearch.record.trial import Trial
 from cclsearch.report.figures import format_value
 from cclsearch.run.folder import Run
 from cclsearch.tasks.base import task_of
-from cclsearch.trace.ccl_bench import measure_by_name
-from cclsearch.trace.dashboard import DASHBOARD, describe_name
+from cclsearch.trace.ccl_bench import DASHBOARD, describe_name, measure_by_name
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
 

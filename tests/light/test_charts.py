@@ -10,14 +10,11 @@ from typing import Any
 
 import pytest
 
-from cclsearch.charts.bundle import page_script, render_png, render_svg
-from cclsearch.charts.chart import PALETTE, Chart, page_data, paint, palette_css
-from cclsearch.charts.compare import BestOfRun, draw_bests, draw_curves
+from cclsearch.charts.chart import PALETTE, Chart, page_data, page_script, paint, palette_css, render_png, render_svg
+from cclsearch.charts.compare import BestOfRun, NightPoint, draw_bests, draw_curves, draw_nights
 from cclsearch.charts.knobs import draw_contour, draw_importance, draw_parallel, draw_slice
-from cclsearch.charts.nights import NightPoint, draw_nights
 from cclsearch.charts.pareto import FrontPoint, draw_front, draw_hypervolume, draw_weight_choices
-from cclsearch.charts.parts import StackedBar, draw_parts
-from cclsearch.charts.timeline import LANES, Lane, as_trace_events, draw_timeline, join_spans
+from cclsearch.charts.parts import LANES, Lane, StackedBar, as_trace_events, draw_parts, draw_timeline, join_spans
 from cclsearch.charts.trials import (
     BEST,
     CONFIRMED,

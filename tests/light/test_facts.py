@@ -30,8 +30,8 @@ from cclsearch.record.event import TrialRevised
 from cclsearch.record.trial import Trial, describe_counts
 from cclsearch.record.writer import RunWriter
 from cclsearch.report.charts import draw_run, summarize
+from cclsearch.report.figures import find_figure, format_share
 from cclsearch.report.gather import gather_run
-from cclsearch.report.objective_figure import find_figure, format_share
 from cclsearch.report.page import render_page
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import watch_lines

@@ -12,8 +12,17 @@ from paths import ROOT, TESTS
 
 from cclsearch.core.errors import UserError
 from cclsearch.trace.files.cache import current_version
-from cclsearch.trace.names.kernel_classes import CLASSES, VARIABLE, check_classes, kernel_class, load_classes
-from cclsearch.trace.names.kernel_names import MAX_ARGUMENTS, MAX_NAME, kernel_family, split_kernel_name
+from cclsearch.trace.names.kernels import (
+    CLASSES,
+    MAX_ARGUMENTS,
+    MAX_NAME,
+    VARIABLE,
+    check_classes,
+    kernel_class,
+    kernel_family,
+    load_classes,
+    split_kernel_name,
+)
 
 NAMES = TESTS / "kernel_names.csv"
 SAID_BY_CONTEXT_ONLY = {

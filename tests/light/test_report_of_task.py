@@ -24,7 +24,7 @@ from cclsearch.nightly.history import choose_figure, is_same_work, read_night
 from cclsearch.plugins import TASKS
 from cclsearch.recording.load import load_recording
 from cclsearch.report.charts import draw_comparisons
-from cclsearch.report.compare import rank_runs
+from cclsearch.report.data import rank_runs
 from cclsearch.report.gather import gather_run
 from cclsearch.report.page import render_page
 from cclsearch.run.folder import Run, load_run

@@ -25,7 +25,7 @@ from cclsearch.plugins import TASKS
 from cclsearch.record.event import Purpose, SearchResumed, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.writer import RunWriter
-from cclsearch.report.objective_figure import ObjectiveFigure
+from cclsearch.report.figures import ObjectiveFigure
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import watch_lines
 from cclsearch.run.folder import load_run

@@ -15,8 +15,15 @@ from cclsearch.core.errors import UserError
 from cclsearch.plugins import METRICS
 from cclsearch.trace.diagnosis.causes import median_window
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind, Reason
-from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
-from cclsearch.trace.export.protobuf import bytes_field, delimited, present_uint_field, text_field, uint_field
+from cclsearch.trace.export.chakra import (
+    bytes_field,
+    delimited,
+    describe_unsized_collectives,
+    export_chakra,
+    present_uint_field,
+    text_field,
+    uint_field,
+)
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
 

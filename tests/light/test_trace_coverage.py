@@ -20,7 +20,7 @@ from cclsearch.trace.export.chakra import describe_unsized_collectives, export_c
 from cclsearch.trace.files.run_log import RunLog, read_run_log
 from cclsearch.trace.matching import share_clock
 from cclsearch.trace.metric import Status
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.score import score_view
 from cclsearch.trace.view import TraceView

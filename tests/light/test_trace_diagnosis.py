@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from trace_tables import Timeline, make_set
 
-from cclsearch.charts.bundle import render_svg
-from cclsearch.charts.timeline import draw_timeline
+from cclsearch.charts.chart import render_svg
+from cclsearch.charts.parts import draw_timeline
 from cclsearch.core.values import Config
 from cclsearch.trace.answers.timeline import draw_breakdown, find_lanes
 from cclsearch.trace.diagnosis.causes import Cause, median_causes

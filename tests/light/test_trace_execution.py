@@ -11,7 +11,7 @@ from paths import TESTS
 
 from cclsearch.cli import main
 from cclsearch.plugins import METRICS
-from cclsearch.trace.answers.call_tree import build_call_tree
+from cclsearch.trace.answers.operators import build_call_tree
 from cclsearch.trace.events import CollectiveKind, Kind, Reason
 from cclsearch.trace.metric import Status
 from cclsearch.trace.read import read_traces

@@ -18,7 +18,7 @@ from test_trace_chakra import METADATA, node
 from trace_mutations import mutate
 
 from cclsearch.plugins import METRICS
-from cclsearch.trace.answers.call_tree import build_call_tree
+from cclsearch.trace.answers.operators import build_call_tree
 from cclsearch.trace.events import TraceSet
 from cclsearch.trace.files.cache import cache_path
 from cclsearch.trace.read import read_traces

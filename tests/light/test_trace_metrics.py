@@ -15,7 +15,7 @@ from cclsearch.trace.events import (
     Reason,
 )
 from cclsearch.trace.metric import Status
-from cclsearch.trace.names.kernel_names import kernel_family
+from cclsearch.trace.names.kernels import kernel_family
 from cclsearch.trace.view import RankView, TraceView
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

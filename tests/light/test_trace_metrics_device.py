@@ -23,7 +23,7 @@ from cclsearch.trace.events import (
 )
 from cclsearch.trace.flops import count_op_flops
 from cclsearch.trace.metric import Status
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.view import TraceView
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

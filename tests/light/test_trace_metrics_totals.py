@@ -28,7 +28,7 @@ from cclsearch.trace.intervals import (
     unite_spans,
 )
 from cclsearch.trace.metric import Status
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 
 
 def test_seconds_of_kernels_and_compute_are_covered_per_step_and_summed_beside():

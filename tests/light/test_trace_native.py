@@ -21,8 +21,8 @@ from cclsearch.trace.events import DEVICE_WORK, EventTable, FileReport
 from cclsearch.trace.files.find import TraceFile
 from cclsearch.trace.read import read_file, read_traces
 from cclsearch.trace.readers import json_events
-from cclsearch.trace.readers.kineto import parts, scanned, scanner
-from cclsearch.trace.readers.kineto.scanned import ScannedPieces
+from cclsearch.trace.readers.kineto import parts, read, scanner
+from cclsearch.trace.readers.kineto.read import ScannedPieces
 from cclsearch.trace.readers.native import build
 from cclsearch.trace.readers.stream import ReadLimits
 
@@ -323,7 +323,7 @@ def test_kernels_are_classified_while_threads_scan(
     monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(parts, "PART_BLOCKS", 4)
     early: list[str] = []
-    monkeypatch.setattr(scanned, "kernel_class", early.append)
+    monkeypatch.setattr(read, "kernel_class", early.append)
     half = [event for _ in range(18) for event in rich_events()]
     new = [write.span("kernel", f"new_gemm_{n}", 9e6 + n, 1, device=0, stream=7) for n in range(3)]
     document = write.kineto_document([*half, *new, *half])

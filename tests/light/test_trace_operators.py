@@ -16,7 +16,7 @@ from cclsearch.trace.answers.partial_card import load_scoring_card
 from cclsearch.trace.answers.text_report import format_changes, format_operators, format_unclassified
 from cclsearch.trace.events import EventTable, Kind, Reason
 from cclsearch.trace.metric import MetricResult, Status
-from cclsearch.trace.names.kernel_classes import VARIABLE, ComputeClass
+from cclsearch.trace.names.kernels import VARIABLE, ComputeClass
 from cclsearch.trace.view import TraceView
 
 

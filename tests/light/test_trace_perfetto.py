@@ -12,8 +12,8 @@ import trace_writer as write
 
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
+from cclsearch.trace.diagnosis.causes import split_idle_ns
 from cclsearch.trace.diagnosis.critical_path import walk_critical_path
-from cclsearch.trace.diagnosis.gaps import split_idle_ns
 from cclsearch.trace.export.perfetto import Slice, export_perfetto, split_lanes
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView

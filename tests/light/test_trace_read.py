@@ -20,7 +20,7 @@ from privileges import enforced_permissions
 from cclsearch.core.text import one_line
 from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, EventTable, Kind, Reason
 from cclsearch.trace.files.cache import cache_path
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.read import read_traces
 
 
@@ -372,7 +372,18 @@ def test_the_cache_gives_the_same_table_until_the_trace_changes(tmp_path):
     assert isinstance(again.ts_ns.base, np.memmap)
     for name in ("ts_ns", "kind", "step_id", "launch", "coll_id", "bytes"):
         assert np.array_equal(getattr(again, name), getattr(fresh, name))
-    for name in ("names", "collectives", "steps", "devices", "distributed", "shapes", "grids", "base_ns", "source"):
+    for name in (
+        "names",
+        "collectives",
+        "steps",
+        "devices",
+        "backend",
+        "groups",
+        "shapes",
+        "grids",
+        "base_ns",
+        "source",
+    ):
         assert getattr(again, name) == getattr(fresh, name)
     write.write_kineto(path, write.kineto_document(write.gpu_events(steps=5)))
     assert len(read_traces(tmp_path).tables[0].steps) == 5

@@ -19,8 +19,7 @@ from paths import TESTS
 
 from cclsearch.evaluation.traced_products import read_products
 from cclsearch.trace.events import Collective, CollectiveKind, Kind
-from cclsearch.trace.open import open_trace
-from cclsearch.trace.read import read_traces
+from cclsearch.trace.read import open_trace, read_traces
 from cclsearch.trace.readers.protobuf_wire import MalformedMessage
 from cclsearch.trace.readers.xla.collectives import describe_collective, read_groups
 from cclsearch.trace.readers.xla.planes import ProgramBytes

@@ -8,7 +8,7 @@ from trials import MOE, make_input, run_script
 
 from cclsearch.core.values import Value
 from cclsearch.launch.contract import NONCE_MARK
-from cclsearch.trace.open import open_trace
+from cclsearch.trace.read import open_trace
 from cclsearch.trace.score import score_view
 
 pytestmark = needs("jax")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from report_pages import HOSTILE, make_page, make_trial
 
-from cclsearch.charts.timeline import Lane
+from cclsearch.charts.parts import Lane
 from cclsearch.report.data import StepOfRanks
 from cclsearch.report.evidence import TurnMessage, TurnView
 from cclsearch.report.page import render_page

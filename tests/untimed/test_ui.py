@@ -26,7 +26,7 @@ from cclsearch.record.event import TrialFinished, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE, read_events
 from cclsearch.record.line import encode_line
 from cclsearch.run.annotations import read_annotations
-from cclsearch.trace.dashboard import DASHBOARD
+from cclsearch.trace.ccl_bench import DASHBOARD
 from cclsearch.ui.app import make_app
 from cclsearch.ui.guard import TOKEN_HEADER, Permissions
 from cclsearch.ui.run_index import RunIndex

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from cclsearch.trace.answers.operators import seconds_by_operator
 from cclsearch.trace.events import Kind
-from cclsearch.trace.names.kernel_names import kernel_family
+from cclsearch.trace.names.kernels import kernel_family
 from cclsearch.trace.view import TraceView
 
 Figures = Mapping[str, tuple[float, float]]

@@ -11,9 +11,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import METRICS
 from cclsearch.core.table import format_table
 from cclsearch.core.values import Config
-from cclsearch.trace.answers.call_tree import build_call_tree
 from cclsearch.trace.answers.difference import compare_traces, list_unclassified
-from cclsearch.trace.answers.operators import build_operator_tree
+from cclsearch.trace.answers.operators import build_call_tree, build_operator_tree
 from cclsearch.trace.answers.partial_card import load_scoring_card
 from cclsearch.trace.answers.text_report import (
     NO_KERNELS,
@@ -29,7 +28,7 @@ from cclsearch.trace.answers.text_report import (
 )
 from cclsearch.trace.ccl_bench import ALIASES, STEP_SCORE, StepScoreReference, check_metric_name, measure_by_name
 from cclsearch.trace.metric import MetricResult
-from cclsearch.trace.open import open_trace, read_config
+from cclsearch.trace.read import open_trace, read_config
 from cclsearch.trace.score import try_diagnose
 from cclsearch.trace.view import NO_TIMES, TraceView
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from cclsearch.charts.chart import Chart
-from cclsearch.charts.parts import StackedBar, draw_parts
-from cclsearch.charts.timeline import LANES, Lane, draw_timeline
+from cclsearch.charts.parts import LANES, Lane, StackedBar, draw_parts, draw_timeline
 from cclsearch.trace.diagnosis.causes import median_window
 from cclsearch.trace.diagnosis.diagnose import Diagnosis
 from cclsearch.trace.intervals import clip_spans

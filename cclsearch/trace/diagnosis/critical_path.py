@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cclsearch.trace.diagnosis.causes import median_window
-from cclsearch.trace.diagnosis.gaps import LAUNCH_GAP_NS, MIN_MATCHED, launch_matched_share
+from cclsearch.trace.diagnosis.causes import LAUNCH_GAP_NS, MIN_MATCHED, launch_matched_share, median_window
 from cclsearch.trace.events import Kind, Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import NotAvailable

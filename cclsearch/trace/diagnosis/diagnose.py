@@ -14,7 +14,7 @@ from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.breakdown import find_least_waiting_rank
 from cclsearch.trace.metrics.communication import measure_last_arriver
 from cclsearch.trace.metrics.kernels import mean_family_seconds
-from cclsearch.trace.names.kernel_names import kernel_family
+from cclsearch.trace.names.kernels import kernel_family
 from cclsearch.trace.view import RankView, TraceView
 
 NUM_TOP = 3

@@ -16,17 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from cclsearch.charts.timeline import Track
+from cclsearch.charts.parts import Track
 from cclsearch.core.errors import UserError, writing_to
 from cclsearch.core.text import one_line
 from cclsearch.trace.collectives import group_label
-from cclsearch.trace.diagnosis.causes import split_windows
+from cclsearch.trace.diagnosis.causes import CAUSES, find_idle_gaps, split_windows
 from cclsearch.trace.diagnosis.critical_path import PathSegment, find_critical_path, require_launches
-from cclsearch.trace.diagnosis.gaps import CAUSES, find_idle_gaps
 from cclsearch.trace.events import Collective, Kind
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metrics.launches import find_queue_length
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.readers.builtin import OWN_TIMELINE
 from cclsearch.trace.result import NotAvailable
 from cclsearch.trace.view import RankView, TraceView

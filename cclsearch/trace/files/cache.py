@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, EventTable, MemoryPoints, TableFacts
-from cclsearch.trace.names.kernel_classes import load_classes
+from cclsearch.trace.names.kernels import load_classes
 
-READER_VERSION = 7
+READER_VERSION = 8
 """Increase it whenever the content of the columns changes."""
 
 _MAGIC = b"CCLCOLS1"

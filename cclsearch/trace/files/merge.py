@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cclsearch.core.text import one_line
-from cclsearch.trace.events import EventTable, FileReport, Reason, TraceSet
+from cclsearch.trace.events import EventTable, FileReport, FileStatus, Reason, Status, TraceSet
 from cclsearch.trace.files.cache import release_memory
 from cclsearch.trace.files.execution_join import join_execution_trace, read_record_ids
 from cclsearch.trace.files.find import TraceFile
 from cclsearch.trace.matching import blocking_groups, share_clock
 from cclsearch.trace.readers.stream import TraceError
-from cclsearch.trace.status import FileStatus, Status
 
 MAX_GAP_NS = 600 * 10**9
 """Largest gap between the profiled windows of one run's ranks on one clock; a wider gap means two runs."""
@@ -186,7 +185,7 @@ def _find_differing_groups(tables: Sequence[EventTable]) -> str:
     """One line if a group of all ranks has different members in two traces; else ""."""
     members: dict[str, tuple[int, ...]] = {}
     for table in tables:
-        for group in table.distributed.groups:
+        for group in table.groups:
             if group.desc == "default_pg" and group.ranks:
                 known = members.setdefault(group.name, group.ranks)
                 if known != group.ranks:

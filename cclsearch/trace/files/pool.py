@@ -12,11 +12,10 @@ from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
-from cclsearch.trace.events import FileReport, Reason
+from cclsearch.trace.events import FileReport, FileStatus, Reason
 from cclsearch.trace.files.cache import load_tables
 from cclsearch.trace.files.find import TraceFile
 from cclsearch.trace.files.merge import FileTables
-from cclsearch.trace.status import FileStatus
 
 FILE_TIMEOUT_S = 3600.0
 

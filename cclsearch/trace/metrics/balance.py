@@ -11,7 +11,7 @@ from cclsearch.trace.diagnosis.causes import is_point_to_point
 from cclsearch.trace.events import Collective, CollectiveKind, Reason
 from cclsearch.trace.intervals import covered_ns, total_ns, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import TraceView, require_windows
 

@@ -17,7 +17,7 @@ from cclsearch.trace.flops import find_flops
 from cclsearch.trace.intervals import Int64s, total_ns
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.steps import measure_step_time, require_card
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.result import if_available, mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView, require_windows
 

@@ -10,7 +10,7 @@ from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.totals import seconds_by_class
-from cclsearch.trace.names.kernel_names import kernel_family
+from cclsearch.trace.names.kernels import kernel_family
 from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView
 

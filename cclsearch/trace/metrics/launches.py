@@ -1,4 +1,4 @@
-"""Launches: delay from the host's call to the start on the device, queue length, and short kernels."""
+"""Launches: delay from the host's call to the start on the device, queue length, idle time, and the critical path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import JsonValue
 
+from cclsearch.trace.collectives import explain_no_communication
+from cclsearch.trace.diagnosis.causes import CAUSES, DIAGNOSED, Cause, median_causes, split_idle_ns
+from cclsearch.trace.diagnosis.critical_path import PATH_PARTS, require_launches, walk_critical_path
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -119,3 +122,70 @@ def measure_queue_length(trace: TraceView) -> Draft:
     inputs["max"] = longest
     value = float(np.mean([mean for mean in means.values() if mean is not None]))
     return Draft(value, means, inputs=inputs, needs_steps=False)
+
+
+@metric("idle_cause", unit="fraction", over="trace")
+def measure_idle_cause(trace: TraceView) -> Draft:
+    """Share of device idle time that the host causes (all causes in --json). The host is late with launches or with
+    input; `inputs` has the shares of all causes, and of the diagnosis' three: host (also after a synchronization),
+    launch and unknown."""
+    totals = dict.fromkeys(CAUSES, 0)
+    shares: dict[int, float | None] = {}
+    for rank, view in trace.ranks.items():
+        causes = split_idle_ns(view)
+        idle = sum(causes.values())
+        shares[rank] = (causes["host_bound"] + causes["input"]) / idle if idle else None
+        for cause, ns in causes.items():
+            totals[cause] += ns
+    idle = sum(totals.values())
+    if not idle:
+        return Draft(0.0, shares, detail="the device is never idle")
+    inputs: dict[str, JsonValue] = {
+        "shares": {cause: ns / idle for cause, ns in totals.items()},
+        "diagnosed": {group: sum(totals[cause] for cause in causes) / idle for group, causes in DIAGNOSED.items()},
+        "idle_s": idle / 1e9,
+        "main": max(totals, key=lambda cause: totals[cause]),
+    }
+    return mean_over_ranks(shares, inputs)
+
+
+@metric("what_if_link", unit="fraction", over="trace")
+def measure_what_if_link(trace: TraceView) -> Draft:
+    """Upper bound on the gain from links twice as fast: half of the exposed transfer over the step time. It ignores
+    latency and dependencies."""
+    by_rank = median_causes(trace)
+    if not by_rank:
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
+    if not any(len(view.comm_rows) for view in trace.ranks.values()):
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
+    gains = {rank: causes[Cause.EXPOSED_TRANSFER] / 2 / sum(causes.values()) for rank, causes in by_rank.items()}
+    reason = None
+    detail = "upper bound"
+    if trace.matching.is_empty:
+        reason = trace.window_reason or trace.unmatched_reason
+        detail = "upper bound; includes waiting, which faster links do not shorten"
+    if absent := explain_no_communication(trace):
+        detail = absent
+    return mean_over_ranks(gains, {"is_bound": "upper"}, reason=reason, detail=detail)
+
+
+@metric("critical_path", unit="fraction", over="trace")
+def measure_critical_path(trace: TraceView) -> Draft:
+    """Share of compute on the longest path through launches, streams and collectives (others in --json). Of one median
+    step; `inputs` has host, launch, idle, transfer, wait and memcpy."""
+    require_launches(trace)
+    path_ns = walk_critical_path(trace)
+    total = sum(path_ns.values())
+    if not total:
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device event in a step")
+    inputs: dict[str, JsonValue] = {f"{name}_share": path_ns[name] / total for name in PATH_PARTS}
+    inputs["path_s"] = total / 1e9
+    crosses = bool(trace.matching.groups) and trace.matching.offset_ns is not None
+    inputs["crosses_ranks"] = crosses
+    view = next(iter(trace.ranks.values()))
+    reason = view.windows.reason or (
+        None if crosses or len(trace.ranks) == trace.num_devices else trace.unmatched_reason
+    )
+    communicates = any(len(view.comm_rows) for view in trace.ranks.values())
+    detail = "within one rank: time in collectives includes waiting" if communicates and not crosses else ""
+    return Draft(path_ns["compute"] / total, n_steps=1, reason=reason, detail=detail, inputs=inputs)

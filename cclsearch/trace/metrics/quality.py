@@ -8,11 +8,10 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.trace.collectives import sized_share
-from cclsearch.trace.diagnosis.gaps import launch_matched_share
-from cclsearch.trace.events import Kind
+from cclsearch.trace.diagnosis.causes import launch_matched_share
+from cclsearch.trace.events import FileStatus, Kind
 from cclsearch.trace.intervals import covered_ns, total_ns
 from cclsearch.trace.metric import Draft, metric
-from cclsearch.trace.status import FileStatus
 from cclsearch.trace.view import RankView, TraceView
 
 

@@ -18,7 +18,7 @@ from cclsearch.trace.events import OpShape, Reason
 from cclsearch.trace.flops import count_op_bytes, count_op_flops, precision_of
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.efficiency import Peak, find_peak
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.view import RankView, TraceView, require_windows
 
 NO_COSTS = "no operator records its shapes (record_shapes=True) or its FLOP and bytes"

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s, covered_ns, total_ns, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView, require_windows
 

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 
 from cclsearch.trace.events import CollectiveKind, Kind
-from cclsearch.trace.names.kernel_classes import ComputeClass, kernel_class
+from cclsearch.trace.names.kernels import ComputeClass, kernel_class
 
 Rule = tuple[str, re.Pattern[str]]
 

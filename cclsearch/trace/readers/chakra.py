@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cclsearch.trace.events import Collective, CollectiveKind, DeviceInfo, EventTable, Kind, Reason
+from cclsearch.trace.events import Collective, CollectiveKind, DeviceInfo, EventTable, FileStatus, Kind, Reason
 from cclsearch.trace.names.kinds import classify_collective
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
@@ -27,7 +27,6 @@ from cclsearch.trace.readers.protobuf_wire import (
     to_signed,
 )
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
-from cclsearch.trace.status import FileStatus
 
 _ROWS_PER_ENTRY = 20
 _MEMORY, _COMPUTE, _SEND, _RECV, _COLLECTIVE = (2, 3), 4, 5, 6, 7

@@ -14,8 +14,15 @@ from typing import Any
 import msgspec
 
 from cclsearch.trace.events import Reason
-from cclsearch.trace.readers.json_scanner import EventScanner, NeedMoreData
-from cclsearch.trace.readers.json_structs import IGNORED_PHASES, Instant, Meta, Span, TimePrefix
+from cclsearch.trace.readers.json_structs import (
+    IGNORED_PHASES,
+    EventScanner,
+    Instant,
+    Meta,
+    NeedMoreData,
+    Span,
+    TimePrefix,
+)
 from cclsearch.trace.readers.kineto.parts import Cutting, PackedParts, Parts, PlainParts, ScanParts
 from cclsearch.trace.readers.kineto.scanner import PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError

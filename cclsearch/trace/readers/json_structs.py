@@ -1,11 +1,16 @@
-"""The events of a Chrome-format JSON trace as msgspec structs, and the digits that their times share."""
+"""The events of a Chrome-format JSON trace as msgspec structs, and a slow, tolerant way to read them one by one."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import msgspec
+
+from cclsearch.trace.readers.stream import ReadLimits
 
 NO_ARGS = msgspec.Raw(b"")
 # float64 resolves 2e12 us to 0.2 ns, and 1e12 us are eleven days.
@@ -63,3 +68,180 @@ class TimePrefix(NamedTuple):
         prefix: bytes = found["digits"][:-KEEP_DIGITS]
         new = found["key"] + b" " * (len(prefix) - 1) + b"1"
         return cls(found["key"] + prefix, new, (int(prefix) - 1) * 10**KEEP_DIGITS)
+
+
+_BETWEEN = re.compile(rb"[ \t\r\n,]*")
+
+
+class NeedMoreData(Exception):
+    """The text ends before the searched position."""
+
+
+@dataclass
+class ScanResult:
+    """Result of one call of `EventScanner.scan`."""
+
+    events: list[Any] = field(default_factory=list)
+    used: int = 0
+    """Number of bytes read; the next call starts after them."""
+    closed: bool = False
+    """Whether the bracket that ends the list was reached; `used` includes it."""
+    num_bad: int = 0
+
+
+class EventScanner:
+    """Reads events with Python's parser, which accepts NaN, infinities, control characters and broken UTF-8."""
+
+    def __init__(self, limits: ReadLimits) -> None:
+        self._decoder = json.JSONDecoder(parse_int=_integer, strict=False)
+        self._limits = limits
+
+    def find_separator(self, piece: bytes) -> bytes:
+        """Return the bytes between the first two events: from the newline before `}`, else from `}`, to `{` or `{"`.
+
+        Empty without a second event; raises NeedMoreData if the piece is too short to decide.
+        """
+        start = _skip(piece, 1)
+        if start >= len(piece):
+            raise NeedMoreData
+        try:
+            _, end = self._decoder.raw_decode(piece.decode("latin-1"), start)
+        except (ValueError, RecursionError):
+            raise NeedMoreData from None
+        following = _skip(piece, end)
+        if following >= len(piece) - 1:
+            raise NeedMoreData
+        if piece[following : following + 1] != b"{" or b"," not in piece[end:following]:
+            return b""
+        line = piece.rfind(b"\n", 0, end)
+        if line >= 0 and not piece[line : end - 1].strip():
+            return piece[line : following + 1]
+        quote = piece[following : following + 2]
+        return piece[end - 1 : following] + (quote if quote == b'{"' else b"{")
+
+    def scan(self, piece: bytes, separator: bytes) -> ScanResult:
+        """Return the events in `piece`. A broken event is left out if a separator follows it.
+
+        Text at the end that does not parse is not used: more text may complete it.
+        """
+        scan = ScanResult()
+        position = 0
+        while True:
+            position = _skip(piece, position)
+            scan.used = position
+            if position >= len(piece):
+                return scan
+            if piece[position : position + 1] == b"]":
+                scan.used, scan.closed = position + 1, True
+                return scan
+            end = self._read_event(piece, position, scan)
+            if end is None:
+                following = piece.find(separator, position + 1) if separator else -1
+                if following < 0 or scan.num_bad > self._limits.bad_events:
+                    return scan
+                scan.num_bad += 1
+                end = following + separator.find(b"}") + 1
+            position = end
+
+    def _read_event(self, piece: bytes, position: int, scan: ScanResult) -> int | None:
+        """Append the event that begins at `position`; return its end, or None if it does not parse."""
+        window = 1 << 12
+        while True:
+            text = piece[position : position + window].decode("utf-8", "surrogateescape")
+            try:
+                event, length = self._decoder.raw_decode(text)
+                break
+            except RecursionError:
+                return None
+            except json.JSONDecodeError as error:
+                is_cut = error.pos > len(text) - 16 or error.msg.startswith("Unterminated")
+                if not is_cut or position + window >= len(piece):
+                    return None
+                window *= 8
+            except ValueError:
+                return None
+        end = position + len(text[:length].encode("utf-8", "surrogateescape"))
+        known = self._convert(event)
+        if known is not None:
+            scan.events.append(known)
+        elif isinstance(event, dict) and event.get("ph") == "X":
+            scan.num_bad += 1
+        return end
+
+    def _convert(self, event: Any) -> Any:
+        if not isinstance(event, dict):
+            return None
+        phase, name = event.get("ph"), _clean(event.get("name", ""))
+        time, args = number_of(event.get("ts")), _raw(event.get("args"))
+        if phase == "M":
+            return Meta(name, _key(event.get("pid")), _key(event.get("tid")), args)
+        if time is None:
+            return None
+        if phase == "i":
+            return Instant(name, time, args)
+        duration = number_of(event.get("dur", 0))
+        if phase != "X" or duration is None:
+            return None
+        process, thread = _key(event.get("pid")), _key(event.get("tid"))
+        return Span(_clean(event.get("cat", "")), name, process, thread, time, duration, args)
+
+    def read_object(self, text: str) -> dict[str, Any] | None:
+        """Parse the text as one JSON object (followed by white space only); None if it is not one."""
+        try:
+            value, end = self._decoder.raw_decode(text)
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) and not text[end:].strip() else None
+
+
+def number_of(value: Any) -> float | None:
+    """Return the value as a finite number, also from a string (`"12"`, `"0x1f"`); None for other values."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        if isinstance(value, str):
+            value = int(value, 16) if value.strip().lower().startswith("0x") else float(value)
+        number = float(value)
+    except (ValueError, OverflowError, TypeError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _skip(piece: bytes, position: int) -> int:
+    found = _BETWEEN.match(piece, position)
+    return found.end() if found else position
+
+
+def _clean(value: Any) -> str:
+    text = value if isinstance(value, str) else str(value) if value is not None else ""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _key(value: Any) -> int | str:
+    if isinstance(value, str):
+        return _clean(value)
+    number = number_of(value)
+    return int(number) if number is not None and abs(number) < 2**63 else 0
+
+
+def _raw(args: Any) -> msgspec.Raw:
+    if not isinstance(args, dict):
+        return NO_ARGS
+    text = json.dumps(args, default=str, allow_nan=True)
+    if "NaN" in text or "Infinity" in text:
+        text = json.dumps(_without_nan(args), default=str)
+    return msgspec.Raw(text.encode("utf-8", "replace"))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+def _integer(text: str) -> Any:
+    return int(text) if len(text) < 40 else float(text)

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from cclsearch.trace.events import DeviceInfo, EventTable, Kind, LaunchShape, Step
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.names.kinds import classify_kernel
 from cclsearch.trace.names.step_markers import MarkerSpan, steps_of_marks
-from cclsearch.trace.readers.collectives import collective_from_name
+from cclsearch.trace.readers.collectives import collective_from_name, name_bare_collectives
 from cclsearch.trace.readers.columns import Interner, to_int32
-from cclsearch.trace.readers.launch_ranges import name_bare_collectives
 from cclsearch.trace.readers.table_builder import attribute_steps, mark_incomplete_steps, match_launches
 
 _STEP = re.compile(r"^(?:train_?|training_?)?(?:step|iteration|iter)(?:[ _:#-]*(?P<number>\d{1,12}))?$", re.IGNORECASE)

@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
-from cclsearch.trace.events import DeviceInfo, EventTable, Kind, Reason
+from cclsearch.trace.events import DeviceInfo, EventTable, FileStatus, Kind, Reason
 from cclsearch.trace.readers.json_sections import SectionReader
 from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
-from cclsearch.trace.status import FileStatus
 
 TOOL = "rocprofiler-sdk-tool"
 _CPU, _GPU = 1, 2

@@ -25,7 +25,7 @@ from cclsearch.network.topology import TieredNetwork
 from cclsearch.trace.collectives import count_unsized
 from cclsearch.trace.events import POINT_TO_POINT, Collective, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif.graph import RankGraph
 from cclsearch.trace.whatif.projection import Replay

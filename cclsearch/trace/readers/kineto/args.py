@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cclsearch.trace.events import LaunchShape, OpShape
-from cclsearch.trace.readers.json_scanner import number_of
+from cclsearch.trace.readers.json_structs import number_of
 
 ABSENT = msgspec.Raw(b"")
 _DECODER = json.JSONDecoder(strict=False)

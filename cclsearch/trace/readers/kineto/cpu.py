@@ -189,7 +189,7 @@ def _runs_as(operator: str) -> CollectiveKind:
 
 def _describe(table: EventTable, call: int, operator: int | None, axis: str | None) -> Collective:
     kind = classify_collective(table.names[table.name_id[call if operator is None else operator]])
-    group = _group_of(table.distributed.groups, axis)
+    group = _group_of(table.groups, axis)
     shape = _shape(table, call) or (_shape(table, operator) if operator is not None else None)
     dtype = next((name for name in shape.dtypes if name), None) if shape else None
     return collective_of_backend(kind, _total(shape) if shape else None, dtype, group, axis)

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import (
+    NO_MEMORY_POINTS,
     Collective,
     DeviceInfo,
-    Distributed,
     EventTable,
+    FileStatus,
     Kind,
     LaunchShape,
     MemoryPoints,
@@ -24,20 +25,24 @@ from cclsearch.trace.events import (
     Step,
 )
 from cclsearch.trace.names.kinds import classify_kernel
-from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name
+from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name, name_bare_collectives
 from cclsearch.trace.readers.columns import Interner, positive_int
 from cclsearch.trace.readers.kineto.args import read_grid, read_shape
+from cclsearch.trace.readers.kineto.attribution import (
+    Dense,
+    Sparse,
+    attribute_rows,
+    find_steps,
+    split_processes,
+    take_rows,
+)
 from cclsearch.trace.readers.kineto.builder import KinetoBuilder
 from cclsearch.trace.readers.kineto.cpu import apply_cpu_rules
-from cclsearch.trace.readers.kineto.processes import Dense, Sparse, split_processes, take_rows
-from cclsearch.trace.readers.kineto.steps import attribute_rows, find_steps
-from cclsearch.trace.readers.launch_ranges import name_bare_collectives
 from cclsearch.trace.readers.table_builder import (
     mark_incomplete_steps,
     match_launches,
     start_at_zero,
 )
-from cclsearch.trace.status import FileStatus
 from cclsearch.trace.view import call_both
 
 Decoded = TypeVar("Decoded", LaunchShape, OpShape)
@@ -64,8 +69,7 @@ def build_tables(builder: KinetoBuilder, *, source: str, is_complete: bool) -> t
     if not masks:
         return (_build_table(builder, columns, sparse, memory, source=source, is_complete=is_complete),)
     parts = [take_rows(mask, columns, sparse) for mask in masks]
-    nothing = MemoryPoints(memory.ts_ns[:0], memory.allocated_bytes[:0], memory.reserved_bytes[:0], memory.device[:0])
-    tables = [_build_table(builder, *part, nothing, source=source, is_complete=is_complete) for part in parts]
+    tables = [_build_table(builder, *part, NO_MEMORY_POINTS, source=source, is_complete=is_complete) for part in parts]
     world = tables[0].world_size if (tables[0].world_size or 0) >= len(tables) else None
     return tuple(replace(table, rank=-1, world_size=world) for table in tables)
 
@@ -98,7 +102,7 @@ def _build_table(
     )
     sparse["launch"] = (device_rows.astype(np.int32), launch)
     columns["step_id"] = attribute_rows(columns, names, steps, source_of_steps, by_start, device_rows, launch)
-    run = describe_run(metadata, columns, device_rows, _absolute_base(builder, shift))
+    run = describe_run(metadata, groups, columns, device_rows, _absolute_base(builder, shift))
     steps = mark_incomplete_steps(steps, columns["step_id"], launch, launches)
     table = EventTable(
         **columns,
@@ -206,7 +210,11 @@ def read_groups(metadata: dict[str, Any]) -> dict[str, ProcessGroup]:
 
 
 def describe_run(
-    metadata: dict[str, Any], columns: dict[str, Any], device_rows: NDArray[np.int64], base_ns: int
+    metadata: dict[str, Any],
+    groups: dict[str, ProcessGroup],
+    columns: dict[str, Any],
+    device_rows: NDArray[np.int64],
+    base_ns: int,
 ) -> dict[str, Any]:
     """Return rank, world size, groups, devices, host and clock; those that the file does not state are left out."""
     info = metadata.get("distributedInfo")
@@ -219,7 +227,8 @@ def describe_run(
     return {
         "rank": rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31 else -1,
         "world_size": positive_int(info.get("world_size"), _MAX_WORLD + 1),
-        "distributed": Distributed(str(info.get("backend", "")), tuple(read_groups(metadata).values())),
+        "backend": str(info.get("backend", "")),
+        "groups": tuple(groups.values()),
         "devices": tuple(read_device(ordinal, listed) for ordinal in ordinals),
         "accelerator": "gpu" if has_gpu else "cpu",
         "host": str(metadata.get("host_name", "")),

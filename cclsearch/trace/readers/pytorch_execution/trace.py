@@ -17,17 +17,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.trace.events import COLUMNS, Distributed, EventTable, Kind, OpShape, ProcessGroup, Reason, Step
+from cclsearch.trace.events import (
+    COLUMNS,
+    EventTable,
+    FileStatus,
+    Kind,
+    OpShape,
+    ProcessGroup,
+    Reason,
+    Step,
+)
 from cclsearch.trace.names.kinds import classify_kernel, classify_operator
 from cclsearch.trace.names.step_markers import MarkerSpan, steps_of_marks
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.json_sections import SectionReader
 from cclsearch.trace.readers.kineto.args import SHAPED_OPS
-from cclsearch.trace.readers.pytorch_execution.calls import INIT_NODE, ExecutionCalls, read_process_groups
-from cclsearch.trace.readers.pytorch_execution.nodes import MAX_ID, ExecutionNode, dims_of, dtype_of
+from cclsearch.trace.readers.pytorch_execution.calls import (
+    INIT_NODE,
+    MAX_ID,
+    ExecutionCalls,
+    ExecutionNode,
+    dims_of,
+    dtype_of,
+    read_process_groups,
+)
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 from cclsearch.trace.readers.table_builder import steps_at
-from cclsearch.trace.status import FileStatus
 
 _ROWS_PER_ENTRY = 20
 _SCHEMA = re.compile(r"1\.[01](\.|$)")
@@ -180,7 +195,7 @@ def _build(collected: _Collector, source: str) -> EventTable:
         format="pytorch-et",
         is_timed=False,
         accelerator=collected.accelerator,
-        distributed=Distributed("", tuple(collected.groups.values())),
+        groups=tuple(collected.groups.values()),
         clock="none",
         process_id=collected.process_id,
         source=source,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cclsearch.trace.events import Kind, OpCost
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.readers.protobuf_wire import MalformedMessage
 from cclsearch.trace.readers.xla.planes import ProgramBytes, XlaRow
 from cclsearch.trace.readers.xla.products import sum_costs

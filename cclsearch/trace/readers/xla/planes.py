@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from cclsearch.trace.events import Kind, OpCost
-from cclsearch.trace.names.kernel_classes import ComputeClass
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.readers.protobuf_wire import Buffer, ByteRange
 
 Stats = dict[str, Any]

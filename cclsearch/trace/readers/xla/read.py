@@ -7,15 +7,21 @@ events of a CPU's threads. Never "XLA Modules", "Steps", "Async XLA Ops" or "Tra
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cclsearch.trace.events import EventTable, Kind, Reason
-from cclsearch.trace.names.kernel_classes import ComputeClass
+import msgspec
+
+from cclsearch.trace.events import EventTable, FileStatus, Kind, Reason
+from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.names.kinds import classify_kernel, classify_xla
-from cclsearch.trace.readers.stream import ReadLimits, TraceError
+from cclsearch.trace.readers.json_events import EventReader
+from cclsearch.trace.readers.json_structs import Meta, Span
+from cclsearch.trace.readers.kineto.args import plain_args
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 from cclsearch.trace.readers.xla.collectives import join_pairs
 from cclsearch.trace.readers.xla.costs import Programs, add_costs
 from cclsearch.trace.readers.xla.planes import (
@@ -32,15 +38,63 @@ from cclsearch.trace.readers.xla.planes import (
 from cclsearch.trace.readers.xla.steps import read_host
 from cclsearch.trace.readers.xla.table import build_xla_table
 from cclsearch.trace.readers.xla.xspace import read_space
-from cclsearch.trace.status import FileStatus
 
 _DEVICE_PLANE = re.compile(r"^/device:(?P<type>[A-Za-z_]+):(?P<ordinal>\d+)$")
 _MEMORY_NAME = re.compile(r"^mem(cpy|set)", re.IGNORECASE)
 _COPY_LINE = re.compile(r"\((?:Mem(?:cpy|set)\w*,?)+\)$")
 """Suffix of a stream on which only copies run: XLA on ROCm names a copy after the kernel that does it."""
 
-
+Key = tuple[Any, Any]
 Rows = dict[tuple[str, int], tuple[Plane | None, list[XlaRow], list[str]]]
+
+
+def read_xla_json(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
+    """Return one table per device of XLA's `trace.json.gz`, in which processes are planes and threads are lines.
+
+    Raises TraceError if nothing can be read.
+    """
+    processes: dict[Any, str] = {}
+    threads: dict[Key, str] = {}
+    events: dict[Key, list[Span]] = {}
+    count = 0
+    with ByteStream(path, limits) as stream:
+        reader = EventReader(stream, limits)
+        for batch in reader:
+            for event in batch if isinstance(batch, list) else []:  # without a scanner it is one
+                if isinstance(event, Span):
+                    event.args = msgspec.Raw(bytes(event.args))  # the reader reuses its buffer
+                    events.setdefault((event.pid, event.tid), []).append(event)
+                    count += 1
+                elif isinstance(event, Meta):
+                    _add_name(event, processes, threads)
+            if count > limits.rows // 20:
+                raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // 20} events")
+    planes = [
+        Plane(
+            name,
+            tuple(
+                PlaneLine(threads.get(key, str(key[1])), partial(_read_events, spans))
+                for key, spans in events.items()
+                if key[0] == pid
+            ),
+        )
+        for pid, name in processes.items()
+    ]
+    return build_tables(PlaneSpace(tuple(planes), reader.complete and not reader.num_bad), source=path.name)
+
+
+def _add_name(event: Meta, processes: dict[Any, str], threads: dict[Key, str]) -> None:
+    if event.name == "process_name":
+        processes[event.pid] = str(plain_args(event.args).get("name", ""))
+    elif event.name == "thread_name":
+        threads[(event.pid, event.tid)] = str(plain_args(event.args).get("name", ""))
+
+
+def _read_events(spans: list[Span]) -> Iterator[XEvent]:
+    for span in spans:
+        if abs(span.ts) < 4.5e15 and 0 <= span.dur < 4.5e15:
+            start, duration = round(span.ts * 1e6), round(span.dur * 1e6)
+            yield XEvent(span.name, span.name, start, duration, partial(plain_args, span.args))
 
 
 def read_xspace_tables(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:

@@ -1,16 +1,22 @@
-"""Adds the pieces that the C library scanned to the table under construction, as `builder.py` adds structs."""
+"""Reads the JSON of Kineto, scanned in C or parsed in Python, and tells XLA's apart by the head or the first events."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from cclsearch.trace.events import Kind
-from cclsearch.trace.names.kernel_classes import kernel_class
-from cclsearch.trace.readers.kineto.args import SHAPED_OPS
+from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, rows_of_kinds
+from cclsearch.trace.names.kernels import kernel_class
+from cclsearch.trace.readers.json_events import EventReader
+from cclsearch.trace.readers.json_structs import Meta
+from cclsearch.trace.readers.kineto.args import SHAPED_OPS, plain_args
 from cclsearch.trace.readers.kineto.builder import KinetoBuilder
+from cclsearch.trace.readers.kineto.parts import ScanParts
 from cclsearch.trace.readers.kineto.scanner import (
     CALLS,
     GRIDS,
@@ -20,7 +26,10 @@ from cclsearch.trace.readers.kineto.scanner import (
     Numbering,
     PieceScanner,
     ScannedPiece,
+    open_scanner,
 )
+from cclsearch.trace.readers.kineto.table import build_tables
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 
 class ScannedPieces:
@@ -128,3 +137,47 @@ class ScannedRows:
     def _grid_key(self, number: int) -> tuple[bytes, bytes, int | None, int | None]:
         grid, block, registers, shared, _ = self._scanner.text(GRIDS, number).split(b"\0")
         return grid, block, int(registers) if registers else None, int(shared) if shared else None
+
+
+def read_chrome_json(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
+    """Return one table per process (Kineto) or per device (XLA)."""
+    with ByteStream(path, limits) as stream:
+        reader = EventReader(stream, limits, scanner=open_scanner())
+        builder = KinetoBuilder(reader, limits)
+        scanned = ScannedPieces(builder)
+        for batch in reader:
+            if isinstance(batch, ScanParts):
+                batch.scan_all(scanned.add, scanned.classify)
+            elif builder.base_us is None and is_xla(reader, batch):
+                break
+            elif isinstance(batch, list):
+                builder.add_batch(batch)
+            else:
+                scanned.add(batch)
+        else:
+            return _finish(builder, path)
+    from cclsearch.trace.readers.xla.read import read_xla_json
+
+    return read_xla_json(path, limits)
+
+
+def is_xla(reader: EventReader, batch: Iterable[Any]) -> bool:
+    """Whether the names of processes are XLA's (`/host:CPU`, `/device:TPU:0`) and the head is not Kineto's."""
+    if "schemaVersion" in reader.metadata or "deviceProperties" in reader.metadata:
+        return False
+    processes = [event for event in batch if isinstance(event, Meta) and event.name == "process_name"]
+    return any(str(plain_args(event.args).get("name", "")).startswith(("/host:", "/device:")) for event in processes)
+
+
+def _finish(builder: KinetoBuilder, path: Path) -> tuple[EventTable, ...]:
+    unsupported = TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
+    if not builder.rows.num_rows:
+        if builder.is_unsupported:
+            raise unsupported
+        reason = Reason.TRACE_TRUNCATED if not builder.reader.complete else Reason.UNREADABLE
+        raise TraceError(reason, "contains no event of a known kind")
+    tables = build_tables(builder, source=path.name, is_complete=builder.reader.complete)
+    table = tables[0]
+    if builder.is_unsupported and (table.accelerator == "cpu" or not len(rows_of_kinds(table.kind, DEVICE_WORK))):
+        raise unsupported
+    return tables
