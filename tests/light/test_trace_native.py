@@ -99,9 +99,7 @@ def with_long_times(text: str) -> str:
 
 
 @pytest.mark.parametrize("layout", ["kineto", "one line", "compact", "indented", "bare list"])
-def test_every_layout_is_scanned_and_gives_the_table_of_the_python_way(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
+def test_every_layout_is_scanned_and_gives_the_table_of_the_python_way(tmp_path, scans, monkeypatch, layout):
     document = write.kineto_document(rich_events())
     text = {
         "kineto": lambda: write.layout_kineto(document),
@@ -116,9 +114,7 @@ def test_every_layout_is_scanned_and_gives_the_table_of_the_python_way(
     assert (scans.accepted > 0, scans.refused) == (True, 0)
 
 
-def test_recorded_traces_are_scanned_and_give_the_same_tables(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_traces_are_scanned_and_give_the_same_tables(tmp_path, scans, monkeypatch):
     for number, source in enumerate(sorted((ROOT / "tests" / "recorded" / "gloo-ddp2").rglob("*.json*"))):
         target = tmp_path / str(number) / source.name
         target.parent.mkdir()
@@ -127,9 +123,7 @@ def test_recorded_traces_are_scanned_and_give_the_same_tables(
     assert (scans.accepted >= 2, scans.refused) == (True, 0)
 
 
-def test_times_beyond_float64_keep_their_nanoseconds(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_beyond_float64_keep_their_nanoseconds(tmp_path, scans, monkeypatch):
     text = write.layout_kineto(write.kineto_document(rich_events(), base_ns=0))
     text = with_long_times(text)
     (table,), _ = read_both(write.write_kineto(tmp_path / "rank0_trace.json", text=text), monkeypatch)
@@ -138,9 +132,7 @@ def test_times_beyond_float64_keep_their_nanoseconds(
     assert scans.accepted > 0
 
 
-def test_damaged_traces_give_the_same_tables_and_reports(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damaged_traces_give_the_same_tables_and_reports(tmp_path, scans, monkeypatch):
     draw = random.Random(22)
     document = write.kineto_document(rich_events())
     texts = [write.layout_kineto(document), json.dumps(document, ensure_ascii=False), json.dumps(document, indent=1)]
@@ -154,9 +146,7 @@ def test_damaged_traces_give_the_same_tables_and_reports(
     assert min(scans.accepted, scans.refused) > NUM_DAMAGED // 10
 
 
-def test_an_odd_value_in_an_event_like_those_before_it_gives_the_same_table(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_odd_value_in_an_event_like_those_before_it_gives_the_same_table(tmp_path, scans, monkeypatch):
     draw = random.Random(23)
     events = [event for event in rich_events() if event["ph"] != "M"]
     for number in range(NUM_ODD):
@@ -175,9 +165,7 @@ def test_an_odd_value_in_an_event_like_those_before_it_gives_the_same_table(
     assert min(scans.accepted, scans.refused) > NUM_ODD // 10
 
 
-def test_more_layouts_than_are_learned_give_the_same_table(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_layouts_than_are_learned_give_the_same_table(tmp_path, scans, monkeypatch):
     events = [write.span("cpu_op", "x", 10.0 * n, 5, **{f"key {n % 97} of {n}": n}) for n in range(3000)]
     events += [write.span("kernel", "k", 7.0 * n, 5, device=0, stream=7, **{"k" * n: 1}) for n in range(300)]
     text = json.dumps(write.kineto_document([*events, *rich_events(), *events]))
@@ -186,9 +174,7 @@ def test_more_layouts_than_are_learned_give_the_same_table(
     assert (scans.accepted > 0, scans.refused) == (True, 0)
 
 
-def test_a_shape_that_is_written_in_two_ways_is_one_shape(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shape_that_is_written_in_two_ways_is_one_shape(tmp_path, scans, monkeypatch):
     monkeypatch.setattr(json_events, "BLOCK_BYTES", 700)
     text = json.dumps(write.kineto_document(write.gpu_events(steps=6)), separators=(",", ":"))
     broken = text.replace('"ts":3010.0', '"ts":NaN')  # the events around it are written anew when they are read
@@ -208,9 +194,7 @@ def process_events(pid: int, device: int, *, later_us: float = 0.0, device_pid: 
 
 
 @pytest.mark.parametrize("device_pids", [(None, None), (70, 71)], ids=["device's number", "process"])
-def test_the_processes_of_one_file_have_a_table_each(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch, device_pids: tuple[int | None, int | None]
-) -> None:
+def test_the_processes_of_one_file_have_a_table_each(tmp_path, scans, monkeypatch, device_pids):
     ranks = [
         list(process_events(70 + rank, 1 - rank, later_us=60.0 * rank, device_pid=device_pids[rank])) for rank in (0, 1)
     ]
@@ -230,9 +214,7 @@ def test_the_processes_of_one_file_have_a_table_each(
 
 
 @pytest.mark.parametrize("device", [0, 1], ids=["one device", "launches at the same time"])
-def test_processes_whose_device_rows_cannot_be_told_apart_are_refused(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch, device: int
-) -> None:
+def test_processes_whose_device_rows_cannot_be_told_apart_are_refused(tmp_path, scans, monkeypatch, device):
     events = [*process_events(70, 0), *process_events(71, device, later_us=2.0)]
     path = write.write_kineto(tmp_path / "trace.json", text=write.layout_kineto(write.kineto_document(events)))
     tables, report = read_both(path, monkeypatch)
@@ -241,9 +223,7 @@ def test_processes_whose_device_rows_cannot_be_told_apart_are_refused(
     assert "one file per process" in report.message
 
 
-def test_a_damaged_process_id_makes_no_second_process(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_process_id_makes_no_second_process(tmp_path, scans, monkeypatch):
     events = [event for _ in range(8) for event in process_events(70, 0)]
     events[1] = {**events[1], "pid": 7}
     path = write.write_kineto(tmp_path / "trace.json", text=write.layout_kineto(write.kineto_document(events)))
@@ -251,9 +231,7 @@ def test_a_damaged_process_id_makes_no_second_process(
     assert len(table) == len(events)
 
 
-def test_threads_scan_a_file_and_give_back_what_is_refused(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_scan_a_file_and_give_back_what_is_refused(tmp_path, scans, monkeypatch):
     monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(parts, "PART_BLOCKS", 16)
     groups: list[bool] = []
@@ -292,9 +270,7 @@ def test_threads_scan_a_file_and_give_back_what_is_refused(
 
 
 @pytest.mark.parametrize("threads", [2, 4])
-def test_parts_that_are_refused_in_the_middle_give_the_same_table(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
+def test_parts_that_are_refused_in_the_middle_give_the_same_table(tmp_path, scans, monkeypatch, threads):
     monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
     call = {"device": 0, "stream": 20, "Collective name": "allreduce", "In msg nelems": 8, "dtype": "Float"}
     odd = [
@@ -317,9 +293,7 @@ def test_parts_that_are_refused_in_the_middle_give_the_same_table(
     assert min(scans.accepted, scans.refused) > 0
 
 
-def test_kernels_are_classified_while_threads_scan(
-    tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_are_classified_while_threads_scan(tmp_path, scans, monkeypatch):
     monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(parts, "PART_BLOCKS", 4)
     early: list[str] = []
@@ -337,7 +311,7 @@ def test_kernels_are_classified_while_threads_scan(
     assert sys.getswitchinterval() == patience_s
 
 
-def test_an_error_in_one_thread_ends_the_others(tmp_path: Path, scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_one_thread_ends_the_others(tmp_path, scans, monkeypatch):
     monkeypatch.setattr(json_events, "BLOCK_BYTES", 2000)
     monkeypatch.setattr(parts, "PART_BLOCKS", 4)
     add, used = ScannedPieces.add, []
@@ -357,7 +331,7 @@ def test_an_error_in_one_thread_ends_the_others(tmp_path: Path, scans: Scans, mo
 
 
 @pytest.mark.parametrize("num_edges", [0, 1, 50])
-def test_looking_times_up_gives_what_numpy_gives(built: Path, monkeypatch: pytest.MonkeyPatch, num_edges: int) -> None:
+def test_looking_times_up_gives_what_numpy_gives(built, monkeypatch, num_edges):
     monkeypatch.setattr(scanner, "library_path", lambda: built)
     draw = np.random.default_rng(22)
     edges = np.sort(draw.integers(-20, 20, num_edges))
@@ -367,7 +341,7 @@ def test_looking_times_up_gives_what_numpy_gives(built: Path, monkeypatch: pytes
     assert scanner.look_up(edges, values, times).tolist() == expected.tolist()
 
 
-def test_a_library_of_another_version_is_not_used(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_another_version_is_not_used(built, monkeypatch):
     monkeypatch.setattr(scanner, "library_path", lambda: built)
     assert scanner.open_scanner() is not None
     monkeypatch.setattr(scanner, "VERSION", scanner.VERSION + 1)
@@ -376,7 +350,7 @@ def test_a_library_of_another_version_is_not_used(built: Path, monkeypatch: pyte
     scanner.load_library.cache_clear()
 
 
-def test_the_package_reads_traces_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_reads_traces_without_the_library(tmp_path, monkeypatch):
     monkeypatch.setattr(scanner, "library_path", lambda: tmp_path / "missing.so")
     path = write.write_kineto(tmp_path / "rank0_trace.json")
     assert scanner.open_scanner() is None

@@ -47,7 +47,7 @@ def costs_by_name(folder: Path, space: bytes) -> dict[str, float]:
     return dict(found)
 
 
-def test_flops_of_a_training_step_on_an_h200_are_those_of_its_five_products(tmp_path: Path) -> None:
+def test_flops_of_a_training_step_on_an_h200_are_those_of_its_five_products(tmp_path):
     """Two layers without biases (benchmarks/gpu_jax.py): forward 2, weights 2, hidden layer 1; in a CUDA graph."""
     shutil.copy(TESTS / "recorded" / "jax-h200" / "host.xplane.pb", tmp_path)
     view = open_trace(tmp_path)
@@ -63,7 +63,7 @@ def test_flops_of_a_training_step_on_an_h200_are_those_of_its_five_products(tmp_
     assert [operation["bound"] for operation in share.inputs["operations"]] == ["compute"] * 3  # kernels by name
 
 
-def test_flops_and_precision_of_a_cpu_trace_are_those_of_its_shapes(tmp_path: Path) -> None:
+def test_flops_and_precision_of_a_cpu_trace_are_those_of_its_shapes(tmp_path):
     """Two devices with half of [16,64] x [64,32] each, and the gradient of the weights (tests/record_traces.py)."""
     shutil.copytree(TESTS / "recorded" / "jax-cpu2", tmp_path / "trace")
     view = open_trace(tmp_path / "trace")
@@ -99,7 +99,7 @@ STRIDED = 2.0 * (2 * 15 * 15 * 24) * (3 * 3 * 16)
         ("recomputed", 5 * 2.0 * 32 * 48 * 48),
     ],
 )
-def test_flops_of_programs_that_jax_compiles_are_those_of_the_shapes(compiled: Path, name: str, flops: float) -> None:
+def test_flops_of_programs_that_jax_compiles_are_those_of_the_shapes(compiled, name, flops):
     data = write.field(1, (compiled / f"{name}.hlo").read_bytes())
     program = Program(ProgramBytes(data, (0, len(data))))
     called = {number for one in program.instructions.values() for number in one.called}
@@ -117,7 +117,7 @@ def test_flops_of_programs_that_jax_compiles_are_those_of_the_shapes(compiled: P
     ),
 )
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_positions_of_a_window_are_those_that_meet_an_element(size: int, out: int, window: WindowDim) -> None:
+def test_positions_of_a_window_are_those_that_meet_an_element(size, out, window):
     given_ = Array("f32", (1, size, 1))
     result = Array("f32", (1, out, 1))
     met = 0
@@ -139,7 +139,7 @@ def library_call(target: str, dims: dict[int, tuple[int, ...]], config: dict[str
 
 
 @pytest.mark.parametrize(("target", "products"), [("__cudnn$fmhaSoftmax", 2), ("__cudnn$fmhaSoftmaxBackward", 5)])
-def test_fused_attention_of_cudnn_counts_two_products_and_five_in_the_backward_pass(target: str, products: int) -> None:
+def test_fused_attention_of_cudnn_counts_two_products_and_five_in_the_backward_pass(target, products):
     """Configuration as JAX writes it (`fused_attention_stablehlo.py`): scores of (batch, heads, queries, keys)."""
     query, keys = (2, 128, 8, 64), (2, 256, 2, 64)
     scores = {"dimensions": ["2", "8", "128", "256"]}
@@ -150,12 +150,12 @@ def test_fused_attention_of_cudnn_counts_two_products_and_five_in_the_backward_p
 
 
 @pytest.mark.parametrize("config", [{}, {"gemm_backend_config": {}}, {"gemm_backend_config": []}])
-def test_a_library_call_without_its_configuration_has_no_flops(config: dict[str, Any]) -> None:
+def test_a_library_call_without_its_configuration_has_no_flops(config):
     dims = {1: (4, 8), 2: (8, 2), 3: (1,), 4: (4, 2)}
     assert library_call("__cublas$gemm", dims, config).cost_of("call.1") is None
 
 
-def test_an_operation_counts_once_however_many_kernels_it_launches(tmp_path: Path) -> None:
+def test_an_operation_counts_once_however_many_kernels_it_launches(tmp_path):
     kernels = [
         ("nvjet_sm90_splitK_NNT", "custom-call.1"),
         ("cublasLt::splitKreduce_kernel", "custom-call.1"),
@@ -175,7 +175,7 @@ GRAPH = [
 ]
 
 
-def test_library_kernels_of_a_graph_follow_the_order_of_the_program(tmp_path: Path) -> None:
+def test_library_kernels_of_a_graph_follow_the_order_of_the_program(tmp_path):
     assert costs_by_name(tmp_path, write.jax_gpu_space(write.two_products(), GRAPH)) == {
         "nvjet_a": FIRST,
         "nvjet_b": SECOND,
@@ -183,13 +183,13 @@ def test_library_kernels_of_a_graph_follow_the_order_of_the_program(tmp_path: Pa
 
 
 @pytest.mark.parametrize("ops", [("graph", "graph"), ("custom-call.1", "custom-call.2")])
-def test_one_kernel_may_run_products_of_different_shapes(tmp_path: Path, ops: tuple[str, str]) -> None:
+def test_one_kernel_may_run_products_of_different_shapes(tmp_path, ops):
     kernels = [("nvjet_a", ops[0]), ("loop_tanh_fusion", "graph"), ("nvjet_a", ops[1])]
     rate = score_bytes(tmp_path, write.jax_gpu_space(write.two_products(), kernels))
     assert rate.inputs["flops"] == rate.n_steps * (FIRST + SECOND)
 
 
-def test_two_graphs_of_a_program_and_an_operation_outside_them_share_its_calls(tmp_path: Path) -> None:
+def test_two_graphs_of_a_program_and_an_operation_outside_them_share_its_calls(tmp_path):
     kernels = [(name, f"command_buffer_{at // 2}") for at, (name, _) in enumerate(GRAPH)]
     split = costs_by_name(tmp_path, write.jax_gpu_space(write.two_products(), kernels))
     assert split == {"nvjet_a": FIRST, "nvjet_b": SECOND}
@@ -197,7 +197,7 @@ def test_two_graphs_of_a_program_and_an_operation_outside_them_share_its_calls(t
     assert costs_by_name(tmp_path, write.jax_gpu_space(write.two_products(), alone)) == split
 
 
-def test_flops_of_a_graph_whose_calls_launch_several_kernels_are_shared_by_all_of_them(tmp_path: Path) -> None:
+def test_flops_of_a_graph_whose_calls_launch_several_kernels_are_shared_by_all_of_them(tmp_path):
     kernels = [GRAPH[0], ("cublasLt::splitKreduce_kernel", "command_buffer"), *GRAPH[1:]]
     rate = score_bytes(tmp_path, write.jax_gpu_space(write.two_products(), kernels))
     assert rate.inputs["flops"] == pytest.approx(rate.n_steps * (FIRST + SECOND))
@@ -212,7 +212,7 @@ def test_flops_of_a_graph_whose_calls_launch_several_kernels_are_shared_by_all_o
         [(name, "another") for name, _ in GRAPH[:1]],
     ],
 )
-def test_a_graph_that_does_not_fit_the_program_has_no_flops(tmp_path: Path, kernels: list[tuple[str, str]]) -> None:
+def test_a_graph_that_does_not_fit_the_program_has_no_flops(tmp_path, kernels):
     rate = score_bytes(tmp_path, write.jax_gpu_space(write.two_products(), kernels))
     assert (rate.value, rate.reason) == (None, "no_shapes")
 
@@ -238,7 +238,7 @@ def loop_program(other_call: bool = False) -> bytes:
 
 
 @pytest.mark.parametrize("other_call", [False, True])
-def test_a_graph_in_a_loop_counts_each_time_it_is_launched(tmp_path: Path, other_call: bool) -> None:
+def test_a_graph_in_a_loop_counts_each_time_it_is_launched(tmp_path, other_call):
     inside = [("nvjet_a", "command_buffer"), ("loop_tanh_fusion", "command_buffer")]
     after = [("nvjet_b", "command_buffer_1"), ("loop_add_fusion_1", "command_buffer_1")]
     space = write.jax_gpu_space(loop_program(other_call), [*inside, *inside, *after])
@@ -247,7 +247,7 @@ def test_a_graph_in_a_loop_counts_each_time_it_is_launched(tmp_path: Path, other
     assert rate.inputs["flops"] == rate.n_steps * (2 * FIRST + SECOND)
 
 
-def test_a_graph_of_a_loop_and_what_follows_it_has_no_flops(tmp_path: Path) -> None:
+def test_a_graph_of_a_loop_and_what_follows_it_has_no_flops(tmp_path):
     """How often each of its computations ran is not known."""
     inside = [("nvjet_a", "command_buffer"), ("loop_tanh_fusion", "command_buffer")]
     after = [("nvjet_b", "command_buffer"), ("loop_add_fusion_1", "command_buffer")]
@@ -255,7 +255,7 @@ def test_a_graph_of_a_loop_and_what_follows_it_has_no_flops(tmp_path: Path) -> N
     assert (rate.value, rate.reason) == (None, "no_shapes")
 
 
-def test_a_call_of_unknown_cost_among_the_products_leaves_the_rest_of_their_graph_unknown(tmp_path: Path) -> None:
+def test_a_call_of_unknown_cost_among_the_products_leaves_the_rest_of_their_graph_unknown(tmp_path):
     """Three library kernels for one product and one unknown call: any of them may be the product's."""
     after = [(name, "command_buffer_1") for name in ("nvjet_b", "nvjet_c", "nvjet_d", "loop_add_fusion_1")]
     rate = score_bytes(tmp_path, write.jax_gpu_space(loop_program(other_call=True), after))
@@ -266,7 +266,7 @@ def test_a_call_of_unknown_cost_among_the_products_leaves_the_rest_of_their_grap
     "hlo",
     [b"", b"\x0a\xff", write.two_products()[:-3], write.field(1, b"\x1a\x05\x12\x09abc"), b"\x0a\x02\x18\x07"],
 )
-def test_a_damaged_program_leaves_the_trace_without_flops(tmp_path: Path, hlo: bytes) -> None:
+def test_a_damaged_program_leaves_the_trace_without_flops(tmp_path, hlo):
     (tmp_path / "host.xplane.pb").write_bytes(write.jax_gpu_space(hlo, GRAPH))
     found = read_traces(tmp_path, use_cache=False)
     assert found.status == "ok"
@@ -275,7 +275,7 @@ def test_a_damaged_program_leaves_the_trace_without_flops(tmp_path: Path, hlo: b
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=3)), min_size=1, max_size=6))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_damaged_programs_have_finite_costs_or_none(damages: list[tuple[int, bytes]]) -> None:
+def test_damaged_programs_have_finite_costs_or_none(damages):
     data = bytearray(write.two_products())
     for at, piece in damages:
         data[at % len(data) : at % len(data) + len(piece)] = piece
@@ -288,13 +288,13 @@ def test_damaged_programs_have_finite_costs_or_none(damages: list[tuple[int, byt
         assert cost is None or 0 < (cost.flops or 0) < 1e30
 
 
-def test_a_program_that_calls_itself_ends(tmp_path: Path) -> None:
+def test_a_program_that_calls_itself_ends(tmp_path):
     inside = [write.instruction(1, "loop_tanh_fusion", "fusion", [4], calls=1)]
     data = write.program({1: inside})
     assert Program(ProgramBytes(data, (0, len(data)))).cost_of("loop_tanh_fusion") is None
 
 
-def test_costs_survive_the_cache(tmp_path: Path) -> None:
+def test_costs_survive_the_cache(tmp_path):
     (tmp_path / "host.xplane.pb").write_bytes(write.jax_gpu_space(write.two_products(), GRAPH))
     first, second = (read_traces(tmp_path).tables[0] for _ in range(2))
     assert dict(first.op_costs) == dict(second.op_costs)
@@ -322,7 +322,7 @@ def describe(text: str, device: int = 0, devices: frozenset[int] = FOUR, **stats
         ("source_target_pairs={{0,1},{1,0}}", ()),
     ],
 )
-def test_replica_groups_of_both_forms(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
+def test_replica_groups_of_both_forms(text, groups):
     found, size = read_groups(f"f32[8] all-reduce(f32[8] %x), channel_id=1, {text}")
     assert found == groups
     assert size == (len(groups[0]) if groups else None)
@@ -339,12 +339,12 @@ def test_replica_groups_of_both_forms(text: str, groups: tuple[tuple[int, ...], 
         ("replica_groups={{0,1},{2}}", None),
     ],
 )
-def test_inconsistent_groups_give_at_most_a_size(text: str, size: int | None) -> None:
+def test_inconsistent_groups_give_at_most_a_size(text, size):
     assert read_groups(text)[1] == size
 
 
 @pytest.mark.parametrize("form", ["{{0,1},{2,3}}", "[2,2]<=[4]"])
-def test_a_device_is_in_the_group_that_holds_it(form: str) -> None:
+def test_a_device_is_in_the_group_that_holds_it(form):
     text = f"%all-reduce.1 = f32[10]{{0}} all-reduce(f32[10]{{0}} %x), replica_groups={form}"
     assert [describe(text, device).group_ranks for device in range(4)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
     elsewhere = describe(text, 0, frozenset({0, 1}))  # a host with two of the four devices: which two is unknown
@@ -374,12 +374,12 @@ def test_a_device_is_in_the_group_that_holds_it(form: str) -> None:
         ("%all-reduce.1 = f32[10", None, None),
     ],
 )
-def test_bytes_of_a_collective(text: str, in_bytes: int | None, out_bytes: int | None) -> None:
+def test_bytes_of_a_collective(text, in_bytes, out_bytes):
     call = describe(f"{text}, replica_groups={{{{0,1,2,3}}}}")
     assert (call.in_bytes, call.out_bytes) == (in_bytes, out_bytes)
 
 
-def test_a_separate_shape_gives_the_results_and_the_text_the_number_of_operands() -> None:
+def test_a_separate_shape_gives_the_results_and_the_text_the_number_of_operands():
     text = "%all-gather-start.1 = (f32[8], f32[32]) all-gather-start(f32[8] %a), replica_groups={{0,1,2,3}}"
     call = describe(text, shape_with_layout="(f32[8]{0}, f32[32]{0})")
     assert (call.kind, call.in_bytes, call.out_bytes) == (CollectiveKind.ALL_GATHER, 32, 128)
@@ -387,7 +387,7 @@ def test_a_separate_shape_gives_the_results_and_the_text_the_number_of_operands(
     assert bare.message_bytes == 16000
 
 
-def test_each_chip_of_a_file_gets_its_own_group(tmp_path: Path) -> None:
+def test_each_chip_of_a_file_gets_its_own_group(tmp_path):
     (tmp_path / "host.xplane.pb").write_bytes(write.tpu_space(chips=4, groups="{{0,1},{2,3}}"))
     found = read_traces(tmp_path, use_cache=False)
     calls = [table.collectives[table.coll_id[table.rows_of(Kind.COMM)[0]]] for table in found.tables.values()]

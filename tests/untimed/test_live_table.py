@@ -77,7 +77,7 @@ def draw(progress: Progress, width: int, height: int | None, now_s: float, note:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 23), (60, 23), (200, 60), (40, 10), (132, 8), (20, 4), (5, 2)])
-def test_the_table_fits_and_keeps_the_best_the_newest_and_the_footer(searched: Run, width: int, height: int) -> None:
+def test_the_table_fits_and_keeps_the_best_the_newest_and_the_footer(searched, width, height):
     progress = running(searched)
     lines = draw(progress, width, height, 1060.0)
     assert len(lines) <= height
@@ -92,7 +92,7 @@ def test_the_table_fits_and_keeps_the_best_the_newest_and_the_footer(searched: R
     assert shown == sorted(shown)
 
 
-def test_knobs_have_columns_in_their_order_and_short_heads_in_a_narrow_terminal(searched: Run) -> None:
+def test_knobs_have_columns_in_their_order_and_short_heads_in_a_narrow_terminal(searched):
     progress = running(searched)
     wide, narrow = (draw(progress, width, 40, 1060.0)[1].split() for width in (200, 70))
     assert wide == ["trial", *KNOBS, "time", "by", "result"]
@@ -101,19 +101,19 @@ def test_knobs_have_columns_in_their_order_and_short_heads_in_a_narrow_terminal(
     assert "tp=" not in "\n".join(draw(progress, 200, 40, 1060.0))
 
 
-def test_knobs_with_one_value_have_no_column() -> None:
+def test_knobs_with_one_value_have_no_column():
     codes_NK = np.array([[0, 1, 0], [0, 2, 0], [0, 0, 1]], dtype=np.int16)
     knobs = (Knob("tp", (1,)), Knob("dp", (1, 2, 4)), Knob("pp", (1, 2)))
     assert list_varied_knobs(Space(knobs, codes_NK, num_raw=6)) == ("dp", "pp")
 
 
-def test_a_knob_without_room_is_named(searched: Run) -> None:
+def test_a_knob_without_room_is_named(searched):
     many = tuple(f"knob_number_{n}" for n in range(9))
     head = draw(replace(running(searched), knobs=many), 60, 20, 1060.0)[1]
     assert "result (no room: " in head
 
 
-def test_the_footer_has_elapsed_time_left_and_cost(searched: Run) -> None:
+def test_the_footer_has_elapsed_time_left_and_cost(searched):
     [footer] = [line for line in draw(running(searched), 200, 40, 1060.0) if "left" in line]
     # 60 s of the running trial's 120 s, then two more
     assert footer.startswith("2 of 18 trials left; 1 running; 11m 00s elapsed; about 5m 00s left; ")
@@ -126,7 +126,7 @@ def test_the_footer_has_elapsed_time_left_and_cost(searched: Run) -> None:
     assert "node-hours" not in "\n".join(ended[-2:])
 
 
-def test_the_phase_is_what_the_script_says_or_what_the_folder_shows(searched: Run) -> None:
+def test_the_phase_is_what_the_script_says_or_what_the_folder_shows(searched):
     progress = running(searched)
     [trial] = [trial for trial in progress.trials if trial.outcome is None]
     folder = attempt_folder(searched.trial_folder(trial.number), 2)
@@ -153,14 +153,14 @@ def test_the_phase_is_what_the_script_says_or_what_the_folder_shows(searched: Ru
     assert read_phase(searched.folder, trial) == "evaluating"
 
 
-def test_durations_in_words() -> None:
+def test_durations_in_words():
     assert [format_duration(s) for s in (-1, 0.4, 59, 192, 7500, 273_600)] == [
         *("0s", "0s", "59s"),
         *("3m 12s", "2h 05m", "3d 04h"),
     ]
 
 
-def test_a_terminal_of_80_x_24_shows_the_running_trial_and_the_footer_to_the_end(project: Path) -> None:
+def test_a_terminal_of_80_x_24_shows_the_running_trial_and_the_footer_to_the_end(project):
     (project / "launchers").mkdir(exist_ok=True)
     (project / "launchers" / "slow.py").write_text(SLOW)
     framework = {"name": "slow", "script": "slow.py", "runner": "process", "knobs": [], "rules": []}
@@ -192,13 +192,13 @@ def test_a_terminal_of_80_x_24_shows_the_running_trial_and_the_footer_to_the_end
     assert "continue: ccl-search resume live18 --budget 36" in terminal.lines
 
 
-def test_a_process_without_an_output_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_an_output_prints_nothing(monkeypatch):
     monkeypatch.setattr("sys.stdout", None)
     print_wrapped("ended: " + "word " * 100)
     assert not can_redraw()
 
 
-def test_the_footer_says_what_the_llm_has_used(searched: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_footer_says_what_the_llm_has_used(searched, monkeypatch):
     usage = Usage(input_tokens=12_000, output_tokens=300)
     turns = [LlmTurn(turn=n, cost=Cost(usage=usage, usd=0.041), text="t") for n in (1, 2)]
     run = searched
