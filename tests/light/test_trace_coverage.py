@@ -15,12 +15,11 @@ from trace_measures import measure, step_timeline
 from trace_tables import Timeline, make_set
 
 from cclsearch.trace.diagnosis.diagnose import diagnose_trace
-from cclsearch.trace.events import CollectiveKind, Kind, OpShape, Reason
+from cclsearch.trace.events import CollectiveKind, Kind, Reason
 from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
 from cclsearch.trace.files.run_log import RunLog, read_run_log
 from cclsearch.trace.matching import share_clock
 from cclsearch.trace.metric import Status
-from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.score import score_view
 from cclsearch.trace.view import TraceView
@@ -37,19 +36,6 @@ def test_missing_sizes_of_collectives_do_not_lower_the_quality():
     assert quality.inputs["args_coverage"] == 0.0
     assert "0.0% of communication time is of known size" in quality.detail
     assert "launch matched 100.0%" in quality.detail
-
-
-def test_a_rate_of_matrix_products_says_how_many_of_them_it_covers():
-    timeline = Timeline()
-    operator = timeline.add(Kind.CPU_OP, 0, 5, "aten::mm", device=-1, shape_id=0)
-    timeline.kernel(0, 10, "sgemm", name_class=ComputeClass.GEMM, op=operator)
-    timeline.kernel(10, 30, "hgemm", name_class=ComputeClass.GEMM)
-    timeline.kernel(40, 60, "relu", name_class=ComputeClass.ELEMENTWISE)
-    table = timeline.table(shapes=(OpShape(((100, 100), (100, 100))),))
-    rate = measure([table], "gemm_tflops")
-    assert rate.value == pytest.approx(2e6 / 10e-6 / 1e12)
-    assert (rate.inputs["coverage"], rate.status, rate.reason) == (0.25, Status.PARTIAL, Reason.NO_SHAPES)
-    assert "covers 25.0% of the time of kernels with matrix products" in rate.detail
 
 
 def test_communication_outside_of_the_steps_is_told_apart_from_none():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from trace_measures import make_card, measure, step_timeline, two_ranks
 from trace_tables import Timeline, make_set
@@ -16,7 +15,7 @@ from cclsearch.trace.events import (
 )
 from cclsearch.trace.metric import Status
 from cclsearch.trace.names.kernels import kernel_family
-from cclsearch.trace.view import RankView, TraceView
+from cclsearch.trace.view import TraceView
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -79,21 +78,6 @@ def test_shares_of_a_step(name, share):
     assert result.per_step == pytest.approx([share] * 4)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_four_shares_add_up_to_one_for_every_rank_and_step(seed):
-    rng = np.random.default_rng(seed)
-    timeline = Timeline()
-    for i in range(6):
-        number = timeline.step(i * 1000, i * 1000 + 900)
-        for _ in range(30):
-            add = (timeline.kernel, timeline.copy, timeline.collective)[int(rng.integers(3))]
-            add(i * 1000 + float(rng.integers(900)), float(rng.integers(1, 80)), step_id=number)
-    parts = RankView(timeline.table()).parts
-    whole = parts.compute_ns_W + parts.exposed_comm_ns_W + parts.exposed_mem_ns_W + parts.idle_ns_W
-    assert (whole == parts.window_ns_W).all()
-    assert min(part.min() for part in (parts.compute_ns_W, parts.exposed_comm_ns_W, parts.idle_ns_W)) >= 0
-
-
 def test_overlap_is_the_share_of_communication_during_compute():
     timeline = Timeline()
     for i in range(5):
@@ -108,12 +92,6 @@ def test_waiting_is_the_duration_beyond_the_shortest_over_ranks():
     moving = 20 + 30 + 50
     assert result.per_rank[0] == pytest.approx(45 / (45 + moving))
     assert result.per_rank[1] == 0.0
-
-
-def test_bus_bandwidth_uses_the_shortest_duration():
-    result = measure(two_ranks(sizes=(4 << 20,)), "bus_bw")
-    assert result.value == pytest.approx((4 << 20) / 50e-6 / 1e9)  # 2 (n-1)/n is 1 for two ranks
-    assert result.status is Status.OK
 
 
 def test_hockney_fit_finds_latency_and_bandwidth():

@@ -94,14 +94,16 @@ def test_every_layout_of_json_gives_the_same_table(tmp_path, layout):
 
 
 def test_unix_microseconds_keep_their_nanoseconds(tmp_path):
+    """A float64 has a resolution of 0.25 us there; the digits in the file are exact."""
     events = [
         write.span("cpu_op", "first", 0, 1, tid=1),
         write.span("kernel", "second", 0, 1, device=0, stream=7, correlation=1),
     ]
-    text = write.layout_kineto(write.kineto_document(events, base_ns=0))
+    text = write.layout_kineto(write.kineto_document(events, base_ns=0)).replace('"dur": 1', '"dur": 50.013')
     text = text.replace('"ts": 0', '"ts": 1712195495519703.772', 1).replace('"ts": 0', '"ts": 1712195495519761.133', 1)
     table = read_one_table(write.write_kineto(tmp_path / "trace.json", text=text))
     assert table.ts_ns.tolist() == [0, 57_361]
+    assert table.dur_ns.tolist() == [50_013] * 2
     assert table.base_ns == 1712195495519703772
 
 
@@ -133,18 +135,6 @@ def test_an_event_without_a_time_is_left_out_and_reported(tmp_path):
     assert found.status == "partial"
     assert Reason.UNREADABLE in found.reasons
     assert durations_us(found.tables[0], Kind.COMPUTE) == [400.0] * 2
-
-
-@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_a_truncated_file_gives_its_complete_events(tmp_path, suffix):
-    whole = write.write_kineto(tmp_path / f"trace{suffix}", write.kineto_document(write.gpu_events(steps=200)))
-    data = whole.read_bytes()
-    cut = tmp_path / "cut" / whole.name
-    cut.parent.mkdir()
-    cut.write_bytes(data[: len(data) * 7 // 10])
-    found = read_traces(cut.parent, use_cache=False)
-    assert (found.status, found.reason) == ("partial", Reason.TRACE_TRUNCATED)
-    assert 200 < len(found.tables[0]) < len(read_one_table(whole))
 
 
 def test_a_cpu_trace_distinguishes_reduce_scatter_and_excludes_collectives_from_compute(tmp_path):
