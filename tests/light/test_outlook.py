@@ -174,16 +174,13 @@ def test_a_repeat_is_recorded_costs_budget_and_counts_as_a_run_of_its_configurat
     state = search(tmp_path, _Repeating())
     assert [trial.purpose for trial in state.trials.values()] == [Purpose.SEARCH, Purpose.REPEAT, Purpose.REPEAT]
     assert state.num_spent == 3
-    assert state.best is not None
     assert len(state.runs_of(state.best.config)) == 3
-    assert state.ended is not None
     assert state.ended.kind is EndKind.BUDGET_USED
 
 
 def test_a_first_run_that_two_repeats_contradict_is_not_compared(tmp_path):
     state = search(tmp_path, _Repeating(), first_s=8.0)
     assert state.list_outliers() == [1]
-    assert state.best is not None
     assert state.best.number == 2
     assert state.losses_by_trial() == {2: [1.0, 1.0]}
     assert len(state.runs_of(state.best.config)) == 3, "it stays a ranked run"
@@ -225,7 +222,6 @@ def test_a_resumed_search_ends_early_if_asked(project, capsys):
     assert cli.main(["resume", "r", "--budget", "60", "--stop-early", "--quiet"]) == 0
     capsys.readouterr()
     state = load_run(project / "runs" / "r").state
-    assert state.ended is not None
     assert state.ended.kind is EndKind.PROPOSER_ENDED
     assert "likely to beat the best" in state.ended.reason
     assert 14 <= state.num_spent < 60
@@ -237,7 +233,6 @@ def posterior_of(log_times: list[float], p_success: list[float]) -> CandidatePos
     seen = Observation(1, recording.rows[0].config, 0, recording.rows[0].metrics["step_time_s"])
     view = SearchView(recording.card, recording.space, (seen,), frozenset(), 10, seed=0)
     posterior = fit_posterior(view)
-    assert posterior is not None
     assert posterior.best is not None
     size = len(log_times)
     return replace(

@@ -46,7 +46,6 @@ def read_metadata(path: Path) -> Message:
             return email.message_from_bytes(archive.read(name))
     with tarfile.open(path) as archive:
         found = archive.extractfile(f"{path.name.removesuffix('.tar.gz')}/PKG-INFO")
-        assert found is not None
         return email.message_from_bytes(found.read())
 
 

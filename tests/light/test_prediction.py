@@ -242,7 +242,6 @@ def predict(recording: Recording, rows: list[int], wrong: int, factor: float) ->
         time_s = recording.rows[row].metrics["step_time_s"] * (factor if row == wrong else 1.0)
         seen.append(Observation(trial, recording.rows[row].config, row, time_s, metrics={"step_time_s": time_s}))
     posterior = fit_posterior(SearchView(recording.card, recording.space, tuple(seen), frozenset(), 9, seed=0))
-    assert posterior is not None
     return np.log(posterior.value_m)
 
 
@@ -353,7 +352,6 @@ def predict_metrics(workload: str, framework: str) -> tuple[Space, dict[str, np.
     card = load_card(workload)
     space = build_space(card, load_framework(framework))
     prediction = predict_space(card, space)
-    assert prediction is not None
     rows = np.arange(len(space))
     found = {"step_time_s": prediction.value_N, "peak_memory_gib": prediction.memory_gib_N}
     for name, derived in predictor_of(card, space).derived.items():

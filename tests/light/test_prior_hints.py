@@ -64,8 +64,6 @@ def view_with(events: tuple[ReportedEvent, ...], num_trials: int = 0) -> SearchV
 def pipeline_shift(num_trials: int, level: str) -> float:
     """Return the effect of the hint on the expected log time of pipelined rows, minus that on the other rows."""
     before, after = (fit_posterior(view_with(events, num_trials)) for events in ((), hint_events(pipeline=level)))
-    assert before is not None
-    assert after is not None
     change = after.log_cost_m - before.log_cost_m
     pipelined = np.array([int(RECORDING.space.config(int(row))["pp"]) > 1 for row in before.rows_m])
     return float(change[pipelined].mean() - change[~pipelined].mean())
@@ -114,8 +112,6 @@ def test_a_belief_about_a_value_moves_its_configurations_and_trials_outweigh_it(
     def shift(num_trials: int, level: str) -> float:
         hints = (LlmTurn(turn=1, beliefs={"zero_stage=0": level}),)
         before, after = (fit_posterior(view_with(events, num_trials)) for events in ((), hints))
-        assert before is not None
-        assert after is not None
         configs = [RECORDING.space.config(int(row)) for row in before.rows_m]
         has_effect = np.array([config["dp"] != 1 for config in configs])  # with dp=1, zero_stage changes nothing
         is_0 = np.array([config["zero_stage"] == 0 for config in configs])
@@ -129,8 +125,6 @@ def test_a_belief_about_a_value_moves_its_configurations_and_trials_outweigh_it(
 
 def test_a_belief_about_memory_moves_the_memory_but_not_the_time():
     before, after = (fit_posterior(view_with(events)) for events in ((), hint_events(activation_memory="much_more")))
-    assert before is not None
-    assert after is not None
     assert np.all(after.memory_gib_m >= before.memory_gib_m)
     assert after.memory_gib_m.sum() > 1.05 * before.memory_gib_m.sum()
     assert np.allclose(after.log_cost_m, before.log_cost_m)
@@ -278,7 +272,6 @@ def test_two_measured_peaks_predict_the_next_micro_batch(card):
 def test_peaks_without_recomputation_keep_the_other_hypothesis(card):
     space = make_space()
     form = predictor_of(card, space).memory
-    assert form is not None
     kept = np.exp(form.form.log_cost(np.arange(len(space)))(form.form.prior.mean_P))
     at = {size: float(kept[row_of(space, size)]) for size in (1, 2, 4)}
     gib, _ = predict(fit(card, space, {1: at[1], 2: at[2]}), space, 4)
@@ -299,7 +292,6 @@ def test_a_declared_knob_or_the_frameworks_own_leaves_nothing_open(card):
     declared = make_space(activation_checkpointing="none")
     for leaves_open, at in ((True, space), (False, declared)):
         form = predictor_of(card, at).memory
-        assert form is not None
         assert ("kept" in form.undeclared) is leaves_open
     assert has_knob("torchtitan", "activation_checkpointing")
     assert has_knob("nanotron", "activation_checkpointing"), "one that only comes on request, too"

@@ -30,7 +30,6 @@ def call(project: Path, *words: str, code: int = 0) -> subprocess.CompletedProce
 def money(project: Path) -> Path:
     """A project with the file that the documentation shows."""
     (project / "metrics").mkdir()
-    assert MONEY is not None
     (project / "metrics" / "money.py").write_text(MONEY[1])
     return project
 
@@ -53,7 +52,6 @@ def test_a_search_ranks_by_a_metric_of_the_projects_code(money):
 
 def test_a_file_of_the_project_defines_a_metric_of_traces(project):
     (project / "metrics").mkdir()
-    assert KERNEL is not None
     (project / "metrics" / "mine.py").write_text(KERNEL[1])
     found = json.loads(call(project, "score", str(TRACE), "--metric", "longest_kernel", "--json").stdout)
     assert "longest_kernel" in json.dumps(found)

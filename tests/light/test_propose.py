@@ -156,8 +156,6 @@ def test_an_out_of_memory_failure_lowers_p_fits_of_the_others(recording):
     seen = [Observation(0, config, row, None, failure=failure)]
     others = [n for n in range(len(recording.space)) if n != row]
     before, after = (fit_posterior(make_view(recording, trials)) for trials in ([], seen))
-    assert before is not None
-    assert after is not None
     assert after.rows_m.tolist() == others
     assert np.all(after.p_fits_m <= before.p_fits_m[others] + 0.05)
     assert np.mean(after.p_fits_m) < np.mean(before.p_fits_m) - 0.02
@@ -167,7 +165,6 @@ def test_warm_start_observations_are_used(recording):
     earlier = tuple(replace(o, row=None) for o in search(recording, "default", 8))
     proposals = make_sampler("default").propose(make_view(recording, prior=earlier), 1)
     found = recording.look_up(proposals[0].config)
-    assert found is not None
     assert found.metrics.get("step_time_s") is not None
     assert found.metrics.get("step_time_s") <= 1.15 * recording.best_value
 
@@ -217,7 +214,6 @@ def test_the_default_works_as_an_optuna_sampler(recording):
     for _ in range(6):
         trial = study.ask(search_space_distributions(recording.space))
         found = recording.look_up(trial.params)
-        assert found is not None
         configs.add(found.config)
         if found.metrics.get("step_time_s") is None:
             study.tell(trial, state=TrialState.FAIL)
@@ -245,7 +241,6 @@ def test_a_loss_that_depends_on_step_time_only_is_predicted_as_well(name, of_tim
 def test_a_loss_that_falls_with_step_time_is_learned(recording):
     seen = [o if o.loss is None else replace(o, loss=1000 / o.loss) for o in search(recording, "default", 5)]
     posterior = fit_posterior(make_view(recording, seen, target=OTHER))
-    assert posterior is not None
     assert np.corrcoef(posterior.mean_m, posterior.log_cost_m)[0, 1] < -0.5
 
 
@@ -328,7 +323,6 @@ def test_models_are_fitted_to_as_many_observations_however_many_there_are(count,
         monkeypatch.setattr(module, "calibrate", counted)
     view = view_of(make_space(100), count)
     posterior = fit_posterior(view)
-    assert posterior is not None
     assert 0 < max(sizes) <= MAX_OBSERVATIONS
     assert len(posterior.rows_m) == candidates.MAX_CANDIDATES_WINDOWED
     assert posterior.best == pytest.approx(np.log(min(o.loss for o in view.observations if o.loss is not None)))
@@ -358,7 +352,6 @@ def test_neighbours_of_the_best_are_candidates_of_a_large_space():
     space = make_space(1000)
     view = view_of(space, 90)
     posterior = fit_posterior(view)
-    assert posterior is not None
     best = min((o for o in view.observations if o.loss is not None), key=lambda o: o.loss or 0.0)
     differ = [
         sum(best.config[name] != value for name, value in space.config(int(row)).items()) for row in posterior.rows_m

@@ -115,7 +115,6 @@ def test_a_search_with_a_function_ranks_and_says_what_was_not_checked(project):
     assert len(seen) == len(frame) == 4
     assert list(frame["metric.step_time_s"]) == pytest.approx([measure(config) for config in seen])
     assert set(frame["provenance"]) == {"caller-measured"}
-    assert result.best is not None
     assert result.best.loss == pytest.approx(min(map(measure, seen)))
     assert result.best.metrics["peak_memory_gib"] == 1.5
     assert result.best.metrics["mine"] == 3

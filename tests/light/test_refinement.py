@@ -165,8 +165,6 @@ def test_a_large_space_is_predicted_in_chunks_as_at_once(monkeypatch):
     whole = predict_space(card, space, build(card, space))
     monkeypatch.setattr(prediction, "MAX_PARTS", 1)
     parts = predict_space(card, space, build(card, space))
-    assert whole is not None
-    assert parts is not None
     assert parts.value_N == pytest.approx(whole.value_N)
     assert parts.parts.keys() == whole.parts.keys()
 
@@ -180,12 +178,10 @@ def test_a_limit_on_a_percentile_is_judged_before_any_trial_and_learned_by_trial
     objective = choose_objective(THROUGHPUT, (f"ttft_p99_s <= {limit}",), task=card.task)
     view = SearchView(card, space, (), frozenset(), 15, 0, objective, next_trial=1)
     posterior = fit_posterior(view, predictor)
-    assert posterior is not None
     assert posterior.p_satisfies_m[p99.argmin()] > posterior.p_satisfies_m[p99.argmax()]
     row = int(p99.argmin())
     metrics = {THROUGHPUT: 10.0, "tpot_mean_s": 0.02, "ttft_mean_s": 3 * limit, "ttft_p99_s": 4 * limit}
     seen = Observation(1, space.config(row), row, None, metrics=metrics, violation=3.0)
     after = fit_posterior(SearchView(card, space, (seen,), frozenset({row}), 14, 0, objective, next_trial=2), predictor)
-    assert after is not None
     near = [m for m, each in enumerate(after.rows_m.tolist()) if each == row + 1 or each == row - 1]
     assert after.p_satisfies_m[near].max() < posterior.p_satisfies_m[p99.argmin()]

@@ -93,8 +93,6 @@ def test_the_surrogate_expects_only_the_loads_that_a_row_was_recorded_with():
     assert known.value_m[3] < unknown.value_m[3] / 2, "one client at a time is all that the last row was measured with"
     assert known.value_m[2] == pytest.approx(unknown.value_m[2], rel=0.2)
     prediction = [predict_space(make_card(concurrency=None, max_concurrency=64), space) for space in (recorded, SPACE)]
-    assert prediction[0] is not None
-    assert prediction[1] is not None
     assert prediction[0].value_N[3] < prediction[1].value_N[3] / 2
 
 
@@ -112,12 +110,8 @@ def test_other_work_learns_from_every_load():
     trials = [observe(row, measure(row, 1.4), objective) for row in (0, 1, 3)]
     adapted = apply_earlier(predictor, SPACE, learn_knowledge(card, predictor, [(card, trials)]))
     before, after = predict_space(card, SPACE), predict_space(card, SPACE, adapted)
-    assert before is not None
-    assert after is not None
     true = max(load[THROUGHPUT] for load in measure(2, 1.4))
     assert abs(np.log(after.value_N[2] / true)) < abs(np.log(before.value_N[2] / true)) / 1.5
-    assert predictor.loads is not None
-    assert adapted.loads is not None
     assert adapted.loads.priors[TPOT].mean_P[0] > predictor.loads.priors[TPOT].mean_P[0] == 0
 
 
@@ -174,8 +168,6 @@ def test_a_trial_that_was_not_admitted_teaches_no_load():
     seen = replace(observe(1, loads, objective), loss=None, violation=0.0)
     view = SearchView(card, SPACE, (seen,), frozenset(), 5, 0, objective, next_trial=2)
     after, before = fit_posterior(view), fit_posterior(replace(view, observations=()))
-    assert after is not None
-    assert before is not None
     rows = np.isin(before.rows_m, after.rows_m)
     assert after.value_m == pytest.approx(before.value_m[rows], rel=0.1)
 
@@ -325,7 +317,6 @@ def test_the_fuller_kind_of_worker_decides_whether_it_fits():
     rows = [dict(space.config(0)), {**space.config(0), "prefill_gpus_per_worker": 1}]
     knobs = tuple(Knob(name, tuple(sorted({row[name] for row in rows}))) for name in rows[0])
     prediction = predict_space(card, space_from_rows(knobs, rows))
-    assert prediction is not None
     assert (prediction.fits_N > 0.5).tolist() == [True, False]
     assert prediction.memory_gib_N[1] == pytest.approx(4 * prediction.memory_gib_N[0], rel=0.05)
 

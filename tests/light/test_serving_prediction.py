@@ -116,7 +116,6 @@ def test_a_configuration_that_keeps_a_limit_at_fewer_clients_may_keep_it():
     alone = np.exp(predictor_of(make_card(concurrency=1), space).forms["tpot_mean_s"].predict(4)[0])
     at_choice = np.exp(predictor_of(limited, space).forms["tpot_mean_s"].predict(4)[0])
     posterior = fit_posterior(SearchView(limited, space, (), frozenset(), 4, 0, objective))
-    assert posterior is not None
     is_far = alone < 0.6 * 0.03
     assert 0 < is_far.sum() < 4
     assert (at_choice[is_far] > 0.8 * 0.03).any(), "a load near the limit is chosen"
@@ -146,7 +145,6 @@ def test_static_graphs_compute_what_they_are_padded_to():
     assert parts.batch[batch] == 33, "padding answers no request"
     assert parts.kv_cache[rows[1, 2048, False]] / parts.kv_cache[free] == pytest.approx(2048 / 1152)
     prediction = predict_space(card, space)
-    assert prediction is not None
     cache = prediction.memory_parts_gib["kv_cache"]
     assert cache[rows[1, 1, True]] == pytest.approx(64 * cache[free])
     assert prediction.value_N[batch] < prediction.value_N[free]
@@ -158,7 +156,6 @@ def test_a_rate_of_requests_is_predicted_up_to_what_the_server_can_answer():
     for rate in (2.0, 1e4, 2e4):
         card = make_card(concurrency=None, arrival="poisson", request_rate=rate, num_requests=5000)
         predictor = task_of(card).predictor(card, make_space(tp=(8,)))
-        assert predictor is not None
         found[rate] = {name: float(np.exp(form.predict(1)[0][0])) for name, form in predictor.forms.items()}
     asked = 2.0 * float(card.work["output_len"]) / 8
     assert found[2.0][THROUGHPUT] == pytest.approx(asked, rel=0.02)
@@ -169,7 +166,6 @@ def test_a_rate_of_requests_is_predicted_up_to_what_the_server_can_answer():
 def test_a_batch_is_predicted_by_its_size():
     card = make_card(task="inference", batch_size=32)
     found = predict_space(card, make_space(tp=(1, 2, 4, 8)))
-    assert found is not None
     assert found.form.metric.name == THROUGHPUT
     assert np.all(np.diff(found.value_N) < 0), "one accelerator serves most tokens per accelerator"
 
@@ -185,7 +181,6 @@ def test_names_of_precisions_give_bytes_and_none_gives_the_cards():
 def card_of(name: str, **changes: object) -> Card:
     """Return a card that states what CCL-Bench's template has: no latent attention, no windows."""
     known = find_by_name(name)
-    assert known is not None
     arch = make_model({**known.fields, **changes})
     hardware = Hardware(accelerator="h100", num_accelerators=8, accelerators_per_node=8, memory_gib=80)
     return Card(
@@ -208,7 +203,6 @@ def test_a_card_of_deepseek_has_the_parameters_of_the_model():
     plain = card_of("deepseek-ai/DeepSeek-R1", num_shared_experts=0, num_dense_layers=0, head_dim=128)
     served = find_served(plain).arch
     assert count_parameters(served) == pytest.approx(671e9, rel=0.005)
-    assert served.moe is not None
     assert (served.moe.num_shared_experts, served.moe.num_dense_layers) == (1, 3)
 
 
@@ -267,10 +261,8 @@ def test_too_large_a_model_is_predicted_not_to_fit():
     card = card.model_copy(update={"work": work})
     space = space_from_rows([Knob("tp", (4, 8))], [{"tp": 4}, {"tp": 8}])
     prediction = predict_space(card, space)
-    assert prediction is not None
     assert prediction.fits_N.tolist() == pytest.approx([0, 0], abs=0.02), "94 GiB of weights on 80"
     prediction = predict_space(card.model_copy(update={"precision": "fp8"}), space)
-    assert prediction is not None
     assert prediction.fits_N.tolist() == pytest.approx([0, 1], abs=0.02)
 
 

@@ -61,7 +61,6 @@ def end_of(state: RunState) -> tuple[EndKind | None, int]:
 def test_three_configurations_with_the_same_root_exception_end_the_search(project):
     state = search(project, crash_alike)
     assert end_of(state) == (EndKind.SHARED_CAUSE, 3)
-    assert state.stopped is not None
     reason = state.stopped.reason
     for part in ("trials 1, 2 and 3", "RuntimeError: rank 3 cannot read", "trials/0003", "resume r --keep-going"):
         assert part in reason
@@ -85,7 +84,6 @@ def test_three_configurations_that_end_alike_without_an_exception_end_the_search
 
     state = search(project, decide)
     assert end_of(state) == (EndKind.SHARED_CAUSE, 3)
-    assert state.stopped is not None
     assert words in state.stopped.reason
 
 
@@ -113,7 +111,6 @@ def test_once_a_trial_was_admitted_the_surrogate_learns_instead(project):
 def test_three_refusals_by_one_rule_end_it_whatever_their_figures(project):
     state = search(project, lambda job: ran(job, simulated=False, warmup_steps=0, step_times_s=(0.1 * job.trial,) * 5))
     assert end_of(state) == (EndKind.SHARED_CAUSE, 3)
-    assert state.stopped is not None
     assert state.stopped.reason.startswith("admission rule ")
 
 
@@ -177,7 +174,6 @@ def test_the_exit_code_is_its_own_and_keep_going_continues(project, monkeypatch,
 
 def test_a_search_that_used_up_its_budget_needs_a_greater_one_to_continue(project, cli):
     state = search(project, crash_alike, budget=3)
-    assert state.stopped is not None
     assert "run `ccl-search resume r --budget 6`" in state.stopped.reason
     assert cli.out(["status", "r"]).endswith("continue: ccl-search resume r --budget 6\n")
 

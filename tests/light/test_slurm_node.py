@@ -335,7 +335,6 @@ def test_a_step_is_known_by_its_folder_and_an_allocation_by_its_submit_time(tmp_
         write_fake_command(commands, "squeue", f"echo '{later}'")
         time.sleep(0.01)
         failure = launcher.poll([handle])[0].failure
-        assert failure is not None
         assert failure.kind is FailureKind.ALLOCATION_ENDED
         write_fake_command(commands, "squeue", f"case $* in *--steps*) echo ;; *) echo '{row}';; esac")
     assert names[0] != names[1]
@@ -350,7 +349,6 @@ def test_failure_files_of_an_attempt_do_not_affect_the_next_one(tmp_path):
     trial_folder.prepare_folder(job, "script")
     (job.trial_dir / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
     failure = classify_trial(job.trial_dir, 1)
-    assert failure is not None
     assert failure.kind is FailureKind.OUT_OF_MEMORY
     assert (job.trial_dir / "attempts" / "1" / "failures" / "rank-00003.json").is_file()
 
@@ -398,7 +396,6 @@ def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path, commands):
     (handle.trial_dir / "stderr.log").write_text("Traceback (most recent call last):\nValueError: seven\n")
     status = launcher.poll([handle])[0]
     assert status.state is JobState.DONE
-    assert status.failure is not None
     assert status.failure.message == "ValueError: seven"
 
 

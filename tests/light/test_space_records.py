@@ -85,7 +85,6 @@ RECORDS: list[tuple[str, int, int, int, str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("model", "ranks", "seq_len", "batch", "framework", "layout"), RECORDS)
 def test_a_published_layout_is_in_the_space_of_its_card(model, ranks, seq_len, batch, framework, layout):
     base, known = load_card("wl2"), find_by_name(model)
-    assert known is not None
     hardware = base.hardware.model_copy(update={"num_accelerators": ranks, "accelerators_per_node": 8})
     work = Config({"global_batch_size": batch, "seq_len": seq_len})
     card = base.model_copy(update={"model": make_model(known.fields), "hardware": hardware, "work": work})
@@ -115,7 +114,6 @@ def test_the_winners_of_the_reference_are_in_the_space_of_wl5_and_predicted(winn
     assert match_N.any()
     assert set(space.num_accelerators_N[match_N].tolist()) == {12}
     prediction = predict_space(card, space)
-    assert prediction is not None
     assert (prediction.value_N[match_N] > 0).all()
     assert (prediction.fits_N[match_N] > 0.5).any()
 
@@ -131,7 +129,6 @@ def test_what_is_only_unwise_is_predicted_to_be_slow():
     card = load_card("wl2")
     space = build_space(card, load_framework("megatron"))
     prediction = predict_space(card, space)
-    assert prediction is not None
     best = prediction.value_N[prediction.fits_N > 0.5].min()
     across = space.column("tp").astype(int) > card.hardware.accelerators_per_node
     pp, slots = space.column("pp").astype(int), space.column("dp").astype(int) * space.column("micro_batch_size")

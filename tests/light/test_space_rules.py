@@ -35,7 +35,6 @@ DENSE = change_card(
     accelerators_per_node=4,
 )
 EXPERTS = load_card("wl6").arch.moe
-assert EXPERTS is not None
 MIXED = change_card(
     DENSE,
     moe=EXPERTS.model_copy(

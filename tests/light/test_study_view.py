@@ -85,7 +85,6 @@ def test_the_study_has_the_trials_of_the_ledger():
     assert study.study_name == "r (recorded)"
     assert study.metric_names == ["step_time_s"]
     best = load_run(folder).state.best
-    assert best is not None
     assert study.best_trial.user_attrs["trial"] == best.number
 
 

@@ -54,7 +54,6 @@ def test_a_sweep_measures_once_and_scores_at_every_weight(family, capsys):
     assert len(configs) == len(set(configs)) == 8
     assert run.spec.objective.is_multi
     sweep = read_sweep(run.folder)
-    assert sweep is not None
     assert sweep.weights == (0.0, 0.25, 0.5, 0.75, 1.0)
     assert main(["pareto", "s", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -109,7 +108,6 @@ def test_the_pareto_front_of_a_sweep_matches_brute_force(family):
     assert [(p.values[0], p.values[1]) for p in page.front] == [(1.0, 16.0), (2.0, 8.0), (4.0, 4.0)]
     assert len(page.points) == 24
     baseline = load_run(Path("runs") / "s").state.trials[1].outcome
-    assert baseline is not None
     t0, n0 = baseline.metrics["step_time_s"], baseline.metrics["num_accelerators"]
     for weight, index, score in page.weights:
         best = max(weight * t0 / p.values[0] + (1 - weight) * n0 / p.values[1] for p in page.points)

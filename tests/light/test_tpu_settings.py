@@ -96,7 +96,6 @@ def test_a_record_that_cannot_be_used_is_told_from_a_missing_one(tmp_path, conte
         (tmp_path / "tpu-a1").mkdir()
         (tmp_path / "tpu-a1" / "job.json").write_text(content)
     [status] = launcher.poll([Handle(launcher="tpu-vm", job_name="j", job_id="j", trial_dir=tmp_path)])
-    assert status.failure is not None
     assert status.failure.message.startswith(says)
 
 

@@ -73,7 +73,6 @@ def windows_us(table: EventTable) -> list[tuple[float, float]]:
 )
 def test_names_that_mark_steps(name, source, counts):
     marker = read_marker(name)
-    assert marker is not None
     assert (marker.source, (marker.num_prefill, marker.num_decode)) == (source, counts)
 
 

@@ -117,6 +117,5 @@ def test_runs_of_one_configuration_are_grouped_and_lost_trials_cost_no_budget(tm
     assert state.num_spent == 2
     assert state.losses_by_trial() == {3: [4.0, 4.0], 4: [3.0]}
     assert [trial.number for trial in state.runs_of(Config(tp=4))] == [3, 5]
-    assert state.baseline is not None
     assert state.baseline.number == 3
     assert list(state.trials.finish_order) == [1, 2, 3, 4, 5]

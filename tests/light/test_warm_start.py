@@ -164,7 +164,6 @@ def test_searches_far_from_the_next_have_in_common_how_they_differ_from_it():
 def search_named(name: str, layers: int = 0, learn_from: Sequence[str] | None = (), **hardware: object) -> RunSpec:
     """Return the inputs of a finished search that a function measured, of `tiny` with more layers."""
     card = load_card("tiny")
-    assert card.model is not None
     model = card.model.model_copy(update={"num_layers": card.model.num_layers + layers})
     card = card.model_copy(update={"model": model, "hardware": card.hardware.model_copy(update=hardware)})
     cclsearch.search(card, lambda config: 2.0, budget=2, name=name, learn_from=learn_from, verbose=False)
@@ -258,7 +257,6 @@ def test_multipliers_learned_from_one_model_predict_another_and_are_the_same_eac
         Observation(n + 1, space.config(n), n, float(time), metrics={"step_time_s": float(time)})
         for n, time in enumerate(times)
     ]
-    assert card.model is not None
     larger = card.model_copy(update={"model": card.model.model_copy(update={"num_layers": 2 * card.model.num_layers})})
     knowledge = learn_knowledge(larger, predictor_of(larger, space), [(card, seen)])
     assert knowledge == learn_knowledge(larger, predictor_of(larger, space), [(card, seen)])
@@ -330,7 +328,6 @@ def test_what_fitted_in_an_earlier_search_says_whether_optimizer_states_are_shar
     card = recording.card.model_copy(update={"hardware": small})
     predictor = predictor_of(card, recording.space)
     memory = predictor.memory
-    assert memory is not None
     sharded = memory.form.prior.mean_P.copy()
     sharded[memory.form.multipliers.index("unsharded")] = -5.0
     fits = memory.form.log_cost(np.arange(len(recording.space)))(sharded) < memory.log_limit

@@ -49,7 +49,6 @@ def test_the_table_has_every_shipped_card_of_the_paper():
 def test_some_configurations_of_every_training_card_fit_into_memory(name):
     card = load_card(name)
     prediction = predict_space(card, build_space(card, load_framework(card.framework)))
-    assert prediction is not None
     assert np.count_nonzero(prediction.fits_N > 0.5) > 0
 
 

@@ -21,8 +21,6 @@ EXPECTED = {
 def load_benchmark() -> ModuleType:
     """Return benchmarks/cheats.py as a module."""
     spec = importlib.util.spec_from_file_location("cheats_benchmark", ROOT / "benchmarks" / "cheats.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -75,8 +75,6 @@ def test_a_search_stops_cleanly_when_its_output_is_closed(project):
     process = start_search(
         project, *REPLAY, "--budget", "60", "--name", "r", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
     stderr = process.stderr.read()
@@ -85,7 +83,6 @@ def test_a_search_stops_cleanly_when_its_output_is_closed(project):
     assert b"Traceback" not in stderr
     run = load_run(project / "runs" / "r")
     assert run.status == "stopped"
-    assert run.state.stopped is not None
     assert "the reader of the output has gone" in run.state.stopped.reason
     assert run.state.unfinished == [] or all(trial.handle is None for trial in run.state.unfinished)
 

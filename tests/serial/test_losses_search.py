@@ -51,7 +51,6 @@ def test_half_the_work_in_the_timed_window_is_refused_once_a_reference_decides(p
     assert [trial.number for trial in cheats] == [1]
     for trial in (*cheats, *honest):
         verdict = trial.outcome.find_verdict("same_losses") if trial.outcome else None
-        assert verdict is not None
         assert verdict.ok is (trial in honest), verdict.detail
     assert all(len(trial.outcome.fingerprint) == 10 for trial in honest if trial.outcome), "all ten steps"
     revised = [event.trial for event in read_events(ledger) if isinstance(event, TrialRevised)]

@@ -118,11 +118,9 @@ def test_a_search_says_whether_its_winner_also_wins_on_the_second_load(project, 
     assert "second load: " in capsys.readouterr().out
     run = load_run(project / "runs" / "r")
     best = run.state.best
-    assert best is not None
     [other] = [number for number in run.state.trials if number != best.number]
     for number, value in ((best.number, 100.0), (other, 150.0)):
         outcome = run.state.trials[number].outcome
-        assert outcome is not None
         outcome.metrics[OTHER_LOAD + THROUGHPUT] = value
     [said] = describe_other_load(run.spec, run.state)
     assert said.startswith(f"warning: trial {best.number} is not the best there (")

@@ -38,7 +38,6 @@ def test_the_dashboard_shows_every_trial_and_ends_on_ctrl_c(study, project):
     command = [sys.executable, "-m", "cclsearch", "dashboard", "r", "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert server.stdout is not None
         line = server.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:\d+", line)
         assert found, line

@@ -89,11 +89,9 @@ def check_chart_by_keyboard(page: Any) -> None:
     page.keyboard.press("ArrowRight")
     last = said.inner_text()
     count = re.search(r"\((\d+) of (\d+);", last)
-    assert count is not None
     assert count[1] == count[2]
     page.keyboard.press("Enter")
     name = re.match(r"trial (\d+)", last)
-    assert name is not None
     opened = page.locator(f'tr[data-trial="{name[1]}"] button.open').first
     assert opened.get_attribute("aria-expanded") == "true", last
     page.keyboard.press("Enter")  # its button has the focus now

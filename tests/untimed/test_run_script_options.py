@@ -35,8 +35,6 @@ def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Import a run script as if it had been started from its folder."""
     monkeypatch.syspath_prepend(str(LAUNCHERS))
     spec = importlib.util.spec_from_file_location(f"run_script_{name}", LAUNCHERS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
@@ -126,7 +124,6 @@ def test_maxtext_experts(monkeypatch):
 @pytest.mark.parametrize(("dense", "width"), [(0, "32"), (1, "96")])
 def test_maxtext_has_one_width_in_models_of_experts_only(dense, width, monkeypatch):
     """MaxText 0.2.5, configs/types.py: such a model's base_mlp_dim must equal base_moe_mlp_dim."""
-    assert MOE.moe is not None
     arch = MOE.model_copy(update={"moe": MOE.moe.model_copy(update={"num_dense_layers": dense})})
     words = render("maxtext", make_input({"tp": 1, "dp": 4, "ep": 2, "micro_batch_size": 2}, arch=arch), monkeypatch)
     assert {f"base_mlp_dim={width}", "base_moe_mlp_dim=32"} <= set(words)

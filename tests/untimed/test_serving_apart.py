@@ -147,7 +147,6 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_request_is_prefilled_for_one_token_and_then_decoded_from_there(apart):
     asked = {"prompt": [1, 2], "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
     answer = apart.ask("/v1/completions", asked)
-    assert answer is not None
     assert answer.count("data: {") == 3
     assert answer.endswith("data: [DONE]\n\n")
     (first,), (then,) = apart.seen("prefill0"), apart.seen("decode0")
@@ -188,7 +187,6 @@ def test_a_server_that_ends_ends_the_proxy_with_its_reason(apart):
     ]  # fmt: skip
     os.kill(servers[0], signal.SIGKILL)
     assert apart.process.wait(10) == 1
-    assert apart.process.stderr is not None
     assert "Error: the decode server on port" in (said := apart.process.stderr.read())
     assert "ended with signal 9" in said
 
@@ -196,7 +194,6 @@ def test_a_server_that_ends_ends_the_proxy_with_its_reason(apart):
 def test_a_server_of_another_node_answers_through_its_relay(on_two_nodes):
     asked = {"prompt": [1, 2], "max_tokens": 3, "stream": True}
     answer = on_two_nodes.ask("/v1/completions", asked)
-    assert answer is not None
     assert (answer.count("data: {"), answer.endswith("data: [DONE]\n\n")) == (3, True)
     called = json.loads(on_two_nodes.ask("/collective_rpc", {"method": "m"}) or "")
     assert called == {"results": [f"{on_two_nodes.folder}/{name}" for _, name in ROLES]}
@@ -224,7 +221,6 @@ def test_a_server_that_is_not_healthy_is_named_once(on_two_nodes):
     on_two_nodes.others[0].wait(10)
     assert [on_two_nodes.ask("/health") for _ in range(3)] == [None] * 3
     on_two_nodes.process.kill()
-    assert on_two_nodes.process.stdout is not None
     said = on_two_nodes.process.stdout.read().splitlines()
     decode = f"the decode server on port {on_two_nodes.relay} of 127.0.0.1 is not healthy: see server-decode-2.log"
     assert said.count(decode) == 1
@@ -232,7 +228,6 @@ def test_a_server_that_is_not_healthy_is_named_once(on_two_nodes):
 
 def test_a_port_that_is_taken_is_the_reason(on_two_nodes):
     second = on_two_nodes.start("other.json")
-    assert second.stderr is not None
     said = second.stderr.read()
     assert second.wait(10) == 1
     with contextlib.suppress(ProcessLookupError):
@@ -315,7 +310,6 @@ def test_the_rule_of_the_space_says_what_the_run_script_can_place(load):
     for per_node in (1, 2, 3, 4, 6, 8):
         sets = [f"workload.hardware.xpu_spec.{name}" for name in (f"count_per_node={per_node}", "total_count=64")]
         rule = RULES["workers_fit_machines"](load_card("wl1-inference", sets=sets), {"knobs": ()})
-        assert rule is not None
         for row, total, allowed in zip(rows.tolist(), devices.tolist(), rule.check(columns), strict=True):
             config = {**dict(zip(knobs, row, strict=True)), "devices": total}
             try:

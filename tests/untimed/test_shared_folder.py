@@ -101,7 +101,6 @@ def test_a_damaged_run_of_another_user_is_named_and_the_others_are_listed(lab):
 def test_the_lock_of_another_users_search_holds_until_its_process_ends(lab):
     assert search(ALICE, "locked", lab)[0] == 0
     holder = start_as(ALICE, "002", "-c", HOLD, str(lab / "runs" / "locked"), folder=lab)
-    assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     code, _, error = run_as(BOB, "002", "resume", "locked", "-b", "3", folder=lab)
     assert code == 2

@@ -110,9 +110,7 @@ def test_each_kind_of_end_is_recognized(site, slow):
         del os.environ["A_SECRET_TOKEN"]
     statuses = wait_for(launcher, handles)
     assert [kind_of(status) for status in statuses] == [*wanted.values(), None]
-    assert statuses[1].failure is not None
     assert statuses[1].failure.message == "RuntimeError: the loss is not a number"
-    assert statuses[4].failure is not None
     assert "8 s" in statuses[4].failure.message
     log = (handles[5].trial_dir / "stdout.log").read_text()
     assert sorted(line.split()[1] for line in log.splitlines()) == ["node1", "node2", "node3", "node4"]
@@ -210,7 +208,6 @@ def test_a_job_that_slurm_starts_again_does_nothing_and_is_cancelled(site, slow)
     logs = "".join(path.read_text() for path in handle.trial_dir.rglob(f"slurm-{handle.job_id}.log"))
     assert "it does nothing now" in logs
     status = wait_for(launcher, [handle])[0]
-    assert status.failure is not None
     assert status.failure.kind.is_infrastructure
 
     [handle] = launcher.submit([site.job("again", 2, behaviour="hang", ranks=1)])

@@ -275,7 +275,6 @@ def test_the_traces_of_a_trial_answer_the_names_of_the_dashboard(runs, client):
     page = client.get("/runs/one/trials/5/metrics").text
     assert all(f">{name}</th>" in page for name in DASHBOARD)
     volume = re.search(r"collective_vol_allreduce</th><td class=\"num\">([^<]+)<", page)
-    assert volume is not None
     assert volume[1].endswith("GB/step")
     assert volume[1] not in before
     assert volume[1] in client.get("/leaderboard", params={"metric": "collective_vol_allreduce"}).text
@@ -308,7 +307,6 @@ def served(runs: Path) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
     command = [sys.executable, "-m", "cclsearch", "ui", "--port", "0", "--allow-start"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert server.stdout is not None
         address, _, token = server.stdout.readline().split()[1].partition("#token=")
         yield address, token, server
     finally:

@@ -48,7 +48,6 @@ def serve(project: Path) -> Iterator[Served]:
     command = [sys.executable, "-m", "cclsearch", "ui", "--port", "0", "--allow-notes"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=project)
     try:
-        assert server.stdout is not None
         address, _, token = server.stdout.readline().split()[1].partition("#token=")
         yield Served(address, token, runs, server)
     finally:

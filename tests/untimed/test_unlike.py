@@ -49,7 +49,6 @@ def step_s(card: Card, *configs: dict[str, Any]) -> np.ndarray:
 def gib(card: Card, *configs: dict[str, Any]) -> np.ndarray:
     knobs = [Knob(name, tuple(dict.fromkeys(config[name] for config in configs))) for name in configs[0]]
     memory = task_of(card).predictor(card, space_from_rows(knobs, list(configs))).memory
-    assert memory is not None
     return np.exp(memory.form.predict(len(configs))[0])
 
 
