@@ -88,6 +88,12 @@ class ScriptedLauncher:
         pass
 
 
+class MeasuredLauncher(ScriptedLauncher):
+    """Its figures count as measured."""
+
+    provenance = Provenance.MEASURED
+
+
 class FirstJobFinishesLast(ScriptedLauncher):
     """Reports the first job as running as long as another job runs."""
 

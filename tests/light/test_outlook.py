@@ -12,14 +12,10 @@ import pytest
 from llm.players import prompt_candidates
 from llm.turns import Scripted, submit
 from paths import ROOT
-from scripted_launcher import ScriptedLauncher, ran
-from scripted_search import admit, open_search
+from scripted_launcher import MeasuredLauncher, ran
+from scripted_search import open_search, run_session
 
 from cclsearch import cli
-from cclsearch.core.values import Provenance
-from cclsearch.evaluation.evaluate import TrialEvaluator
-from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import begin_or_resume
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
@@ -34,7 +30,6 @@ from cclsearch.propose.events import NOTHING_LEFT
 from cclsearch.propose.study.proposer import SurrogateProposer
 from cclsearch.record.event import EndKind, Purpose
 from cclsearch.record.state import RunState
-from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.run.folder import load_run
 
@@ -157,17 +152,11 @@ class _Repeating(Proposer):
 
 
 def search(project: Path, proposer: Proposer, first_s: float = 1.0) -> RunState:
-    launcher = ScriptedLauncher(
+    launcher = MeasuredLauncher(
         lambda job: ran(job, first_s if job.name.endswith("t0001-a1") else 1.0, simulated=False)
     )
-    launcher.provenance = Provenance.MEASURED
-    folder, session = open_search(project, launcher, budget=3)
-    evaluator = TrialEvaluator(session.spec)
-    jobs = replace(session.jobs, evaluate=lambda *arguments: admit(evaluator(*arguments)))  # type: ignore[arg-type]
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, replace(session, jobs=jobs, proposer=proposer))
-        return writer.state
+    folder, session = open_search(project, launcher, admits=True, budget=3)
+    return run_session(folder, replace(session, proposer=proposer))
 
 
 def test_a_repeat_is_recorded_costs_budget_and_counts_as_a_run_of_its_configuration(tmp_path):

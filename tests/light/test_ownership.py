@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from scripted_launcher import Ending, ScriptedLauncher, failed, ran
-from scripted_search import open_search
+from scripted_search import open_search, run_session
 from trials import make_input, make_job
 
 from cclsearch.core.errors import UnavailableError
@@ -26,7 +26,6 @@ from cclsearch.launch.profile import make_launcher, profile_from_mapping
 from cclsearch.launch.tpu_vm.resource_names import make_token
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import Session, begin_or_resume
-from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 
 NEW_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -216,13 +215,6 @@ class LateJobs(ScriptedLauncher):
             self.refuse_cancel -= 1
             raise UnavailableError("the scheduler does not answer")
         self.calls += [f"cancel {handle.job_name}" for handle in handles]
-
-
-def run_session(folder: Path, session: Session) -> RunState:
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        return writer.state
 
 
 def test_an_attempt_is_cancelled_before_it_is_repeated(project):

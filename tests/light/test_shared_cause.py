@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from scripted_launcher import Ending, ScriptedLauncher, ran
-from scripted_search import admit, open_search
+from scripted_launcher import Ending, MeasuredLauncher, ScriptedLauncher, ran
+from scripted_search import open_search, run_session
 
 from cclsearch.cli import main
-from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
-from cclsearch.evaluation.evaluate import TrialEvaluator
-from cclsearch.evaluation.trial_input import make_input
+from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import Handle, Job, JobStatus
 from cclsearch.launch.collect import collect_end
 from cclsearch.loop import drive
-from cclsearch.loop.jobs import JobRunner
-from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import begin_or_resume
 from cclsearch.loop.shared_cause import normalize_message
 from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
-from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
-from cclsearch.scoring.outcome import Outcome
-
-
-class Measured(ScriptedLauncher):
-    provenance = Provenance.MEASURED
 
 
 def crash(message: str, kind: FailureKind = FailureKind.CRASHED) -> Failure:
@@ -38,13 +25,8 @@ def crash(message: str, kind: FailureKind = FailureKind.CRASHED) -> Failure:
 
 
 def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> RunState:
-    folder, session = open_search(
-        project, Measured(decide), **{"budget": 8, "parallel": 1, "max_attempts": 1, **limits}
-    )
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-    return load_run(folder).state
+    limits = {"budget": 8, "parallel": 1, "max_attempts": 1, **limits}
+    return run_session(*open_search(project, MeasuredLauncher(decide), **limits))
 
 
 def crash_alike(job: Job) -> Failure:
@@ -94,18 +76,9 @@ def test_different_exceptions_in_turn_do_not_end_it(project, names):
 
 
 def test_once_a_trial_was_admitted_the_surrogate_learns_instead(project):
-    launcher = Measured(lambda job: ran(job, simulated=False) if job.trial == 1 else crash_alike(job))
-    folder, session = open_search(project, launcher, budget=6, parallel=1, max_attempts=1)
-
-    def evaluate(*arguments: Any) -> Outcome:
-        outcome = TrialEvaluator(session.spec)(*arguments)
-        return outcome if outcome.failure else admit(outcome)
-
-    jobs = JobRunner(session.spec, launcher, evaluate, lambda trial: make_input(session.spec, trial))
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, replace(session, jobs=jobs))
-    assert end_of(load_run(folder).state) == (EndKind.BUDGET_USED, 6)
+    launcher = MeasuredLauncher(lambda job: ran(job, simulated=False) if job.trial == 1 else crash_alike(job))
+    search = open_search(project, launcher, admits=True, budget=6, parallel=1, max_attempts=1)
+    assert end_of(run_session(*search)) == (EndKind.BUDGET_USED, 6)
 
 
 def test_three_refusals_by_one_rule_end_it_whatever_their_figures(project):
@@ -129,14 +102,11 @@ def test_out_of_memory_alone_never_ends_it(project):
 
 
 def test_what_a_simulation_answers_is_not_counted(project):
-    folder, session = open_search(project, ScriptedLauncher(crash_alike), budget=5, parallel=1)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-    assert end_of(load_run(folder).state) == (EndKind.BUDGET_USED, 5)
+    state = run_session(*open_search(project, ScriptedLauncher(crash_alike), budget=5, parallel=1))
+    assert end_of(state) == (EndKind.BUDGET_USED, 5)
 
 
-class FourthRunsLonger(Measured):
+class FourthRunsLonger(MeasuredLauncher):
     """Reports the fourth job as running until the others have ended."""
 
     def poll(self, handles: list[Handle]) -> list[JobStatus]:  # type: ignore[override]
@@ -151,17 +121,13 @@ class FourthRunsLonger(Measured):
 
 def test_a_trial_that_still_runs_is_waited_for_and_may_refute_the_cause(project):
     launcher = FourthRunsLonger(lambda job: crash("KeyError: other") if job.trial == 4 else crash_alike(job))
-    folder, session = open_search(project, launcher, budget=5, parallel=4, max_attempts=1)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-    state = load_run(folder).state
+    state = run_session(*open_search(project, launcher, budget=5, parallel=4, max_attempts=1))
     assert launcher.cancelled == []
     assert end_of(state) == (EndKind.BUDGET_USED, 5)
 
 
 def test_the_exit_code_is_its_own_and_keep_going_continues(project, monkeypatch, cli):
-    folder, session = open_search(project, Measured(crash_alike), budget=7, parallel=1, max_attempts=1)
+    folder, session = open_search(project, MeasuredLauncher(crash_alike), budget=7, parallel=1, max_attempts=1)
     monkeypatch.setattr(drive, "open_session", lambda *_, **__: session)
     assert "continue: ccl-search resume r\n" in cli.out(["resume", "r"], 3)
     session.stop.__init__()  # type: ignore[misc]

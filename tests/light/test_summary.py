@@ -7,23 +7,22 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from scripted_launcher import FirstJobFinishesLast, ScriptedLauncher, failed, ran
-from scripted_search import admit, open_search
+from scripted_launcher import FirstJobFinishesLast, MeasuredLauncher, ScriptedLauncher, failed, ran
+from scripted_search import open_search, run_session
 
 from cclsearch.cli import main
 from cclsearch.cli.screen import print_end
-from cclsearch.core.values import FailureKind, Provenance
-from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.core.values import FailureKind
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import Changes, Session, begin_or_resume
 from cclsearch.plugins import TASKS
 from cclsearch.record.event import Purpose, SearchResumed, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE
+from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.report.figures import ObjectiveFigure
 from cclsearch.report.summary import best_as_json, summarize_run
@@ -58,11 +57,8 @@ def test_the_best_command_printed_for_another_folder_works(project, capsys):
 
 def open_measured(project: Path, times_s: Sequence[float], *, budget: int) -> tuple[Path, Session]:
     """Return a search whose trials take these step times in turn and count as measured, with every trace."""
-    launcher = ScriptedLauncher(lambda job: ran(job, times_s[job.trial - 1], simulated=False))
-    launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
-    folder, session = open_search(project, launcher, budget=budget)
-    evaluate = TrialEvaluator(session.spec)
-    return folder, replace(session, jobs=replace(session.jobs, evaluate=lambda t, p, b, f: admit(evaluate(t, p, b, f))))
+    launcher = MeasuredLauncher(lambda job: ran(job, times_s[job.trial - 1], simulated=False))
+    return open_search(project, launcher, admits=True, budget=budget)
 
 
 def test_the_summary_gives_confidence_runner_up_and_ties(project):
@@ -156,31 +152,23 @@ def test_best_says_that_the_launch_is_unknown_if_the_framework_is(project, cli):
 def test_the_summary_compares_with_the_first_trial_that_finished(project):
     launcher = FirstJobFinishesLast(lambda job: ran(job, (10.0, 3.0, 2.0)[job.trial - 1]))
     folder, session = open_search(project, launcher, budget=3, parallel=2)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        lines = summarize_run(session.spec, writer.state, folder)
+    lines = summarize_run(session.spec, run_session(folder, session), folder)
     [line] = [line for line in lines if "first ranked" in line]
     assert line.startswith("1.5x faster than the first ranked trial (trial 2: 3 s -> 2 s")
 
 
 def test_a_best_within_noise_of_the_baseline_is_not_called_faster(project):
     folder, session = open_measured(project, (1.0, 0.99), budget=2)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        assert summarize_run(session.spec, writer.state, folder)[0] == "no trial has run yet"
-        run_search(writer, session)
-        lines = summarize_run(session.spec, writer.state, folder)
+    assert summarize_run(session.spec, RunState(), folder)[0] == "no trial has run yet"
+    lines = summarize_run(session.spec, run_session(folder, session), folder)
     [line] = [line for line in lines if "first ranked" in line]
     assert line.startswith("within noise of the first ranked trial (trial 1: 1 s -> 0.99 s, 1.00% less; ")
 
 
 def test_a_single_ranked_configuration_has_no_probability_of_being_the_best(project):
     folder, session = open_measured(project, (1.0,), budget=1)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        [line] = [x for x in summarize_run(session.spec, writer.state, folder) if x.startswith("confidence: only")]
+    lines = summarize_run(session.spec, run_session(folder, session), folder)
+    [line] = [line for line in lines if line.startswith("confidence: only")]
     assert line.startswith(
         "confidence: only one configuration was admitted: nothing to compare with; 95% interval of the step time: 0."
     )

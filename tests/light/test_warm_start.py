@@ -13,16 +13,15 @@ import pytest
 import yaml
 from paths import ROOT
 from recorded_runs import search, write_recording
-from scripted_launcher import ScriptedLauncher, ran
-from scripted_search import open_search
+from scripted_launcher import MeasuredLauncher, ran
+from scripted_search import open_search, run_session
 
 import cclsearch
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.cli import main
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
-from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import begin_or_resume, rebuild_space
+from cclsearch.loop.session import rebuild_space
 from cclsearch.plan.warm_start import take_over
 from cclsearch.propose.agent.prompt.earlier_lines import earlier_lines
 from cclsearch.propose.base import Observation, SearchView
@@ -32,7 +31,6 @@ from cclsearch.propose.warm_start.apply import apply_earlier
 from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, EarlierSearch, LearnedPrior
 from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.propose.warm_start.transfer import OWN_SHARE, EarlierFit, transfer_prior
-from cclsearch.record.writer import RunWriter
 from cclsearch.recording.load import load_recording
 from cclsearch.run.catalog import list_runs
 from cclsearch.run.folder import load_run
@@ -56,12 +54,10 @@ def replay(toy: Path, *more: str) -> list[str]:
 
 def measure(project: Path, name: str, **hardware: object) -> Path:
     """Return a measured run of `tiny`; `hardware` replaces fields of its card."""
-    launcher = ScriptedLauncher(lambda job: ran(job, 1.0 + job.trial, simulated=False))
-    launcher.provenance = Provenance.MEASURED  # type: ignore[misc]
-    folder, session = open_search(project, launcher, budget=2)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
+    folder, session = open_search(
+        project, MeasuredLauncher(lambda job: ran(job, 1.0 + job.trial, simulated=False)), budget=2
+    )
+    run_session(folder, session)
     spec = yaml.safe_load((folder / SPEC_FILE).read_text(encoding="utf-8"))
     spec["card"]["hardware"] |= hardware
     (folder / SPEC_FILE).write_text(yaml.safe_dump(spec), encoding="utf-8")
