@@ -71,7 +71,7 @@ GROUPS = {
     ),
     "identity": Group(
         (
-            "cclsearch/launch/slurm/identity.py",
+            "cclsearch/launch/slurm/job_files.py",
             "cclsearch/launch/ownership.py",
             "cclsearch/core/lock_file.py",
             "cclsearch/core/timestamps.py",

@@ -16,9 +16,8 @@ import numpy as np
 
 from cclsearch.network.collectives import Collectives
 from cclsearch.network.engine import Wait, Work, simulate
-from cclsearch.network.sharing import share_flows
 from cclsearch.network.spec import parse_cluster
-from cclsearch.network.topology import TieredNetwork
+from cclsearch.network.topology import TieredNetwork, share_flows
 
 HERE = Path(__file__).parent
 GIB = 1 << 30

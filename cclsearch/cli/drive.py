@@ -1,4 +1,4 @@
-"""Runs a search in the terminal: live output, signals, the final summary. Used by `run`, `resume` and `sweep`."""
+"""Runs a search in the terminal: live table, signals, final summary. Used by `run`, `resume`, `sweep`, `watch`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,68 @@ from pathlib import Path
 from types import FrameType
 
 from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK, EXIT_SHARED_CAUSE
-from cclsearch.cli.screen import print_end, show_table, stop_when_unread
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import can_redraw, print_wrapped
 from cclsearch.loop import drive
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.loop.loop import find_budget
 from cclsearch.loop.session import Changes, Session
-from cclsearch.record.event import EndKind
+from cclsearch.record.event import EndKind, Event
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter, Watcher
 from cclsearch.report.figures import find_figure
-from cclsearch.report.summary import summarize_as_json
+from cclsearch.report.summary import summarize_as_json, summarize_run
 from cclsearch.report.terminal import watch_json, watch_lines
 from cclsearch.run.catalog import name_run
+from cclsearch.run.folder import resume_command
 from cclsearch.run.spec import RunSpec
 from cclsearch.tracking.webhook import choose_webhook
+
+
+def stop_when_unread(watch: Watcher, stop: StopSignal) -> Watcher:
+    """Return the watcher, requesting a clean stop when the reader of its output has gone (`ccl-search run | head`)."""
+
+    def guarded(event: Event, state: RunState) -> None:
+        try:
+            watch(event, state)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            stop.request("the reader of the output has gone", EndKind.OUTPUT_CLOSED)
+
+    return guarded
+
+
+@contextlib.contextmanager
+def show_table(writer: RunWriter, session: Session, total: int) -> Iterator[Watcher]:
+    """Draw the table at each event; yields what takes the events."""
+    from rich.console import Console
+
+    from cclsearch.report.progress import ProgressObserver, list_varied_knobs, live_screen
+
+    observer, knobs = ProgressObserver(session.spec, writer.folder, budget=total), list_varied_knobs(session.space)
+    with live_screen(Console(), session.jobs.describe_status) as show:
+
+        def watch(event: Event | None, state: RunState) -> None:
+            show(observer.observe(state, knobs, is_running=True))
+
+        watch(None, writer.state)
+        yield watch
+
+
+def print_end(spec: RunSpec, state: RunState, folder: Path, *, runs: Path | None = None) -> None:
+    """Print the result, and the next command."""
+    name = name_run(folder, runs)
+    if state.ended:
+        print_wrapped(f"ended: {state.ended.reason}")
+    elif state.stopped:
+        print_wrapped(f"stopped: {state.stopped.reason.removeprefix('stopped by ')}")
+    for line in summarize_run(spec, state, folder):
+        print_wrapped(line)
+    if (state.stopped and not state.ended) or state.best is None:
+        print(f"continue: {resume_command(spec, state, name)}")
+    else:
+        print(f"details:  ccl-search best {name}    ccl-search report {name}")
+
 
 SPECIAL = {EndKind.JUDGING_ERRORS: EXIT_DEFECT, EndKind.SHARED_CAUSE: EXIT_SHARED_CAUSE}
 """End of a search -> its exit code."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
-from cclsearch.cli.screen import print_end
+from cclsearch.cli.drive import print_end
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import can_redraw
 from cclsearch.core.text import plain

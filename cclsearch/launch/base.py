@@ -1,12 +1,16 @@
-"""The launcher protocol: submit jobs, poll many at once, cancel them, and find them again after a kill."""
+"""The launcher protocol: submit jobs, poll many at once, cancel them, and find them again after a kill.
+
+Launchers that answer a trial while it is submitted share a base class.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, ClassVar, Protocol, Self, runtime_checkable
 
 from pydantic import AfterValidator
 
@@ -15,7 +19,7 @@ from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage
-from cclsearch.launch.contract import TrialInput
+from cclsearch.launch.contract import RESULT_FILE, RunStatus, TrialInput, make_result
 from cclsearch.space.table import Space
 
 # Output of programs such as scontrol and gcloud may name secrets.
@@ -203,3 +207,56 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """Close connections; jobs keep running."""
+
+
+REFUSED = "refused"
+"""Key of a handle's details: why there is no result."""
+
+
+class InstantLauncher(ABC):
+    """Has `_serve` write each job's `result.json` at once."""
+
+    name: ClassVar[str]
+    runs_scripts = False
+    poll_interval_s = 0.0
+
+    def submit(self, jobs: Sequence[Job]) -> list[Handle]:
+        """Answer each job at once; a handle says why there is no result."""
+        return [
+            self._serve(job, Handle(launcher=self.name, job_name=job.name, job_id=job.name, trial_dir=job.trial_dir))
+            for job in jobs
+        ]
+
+    def poll(self, handles: Sequence[Handle]) -> list[JobStatus]:
+        """Return done for all: they were answered when they were submitted."""
+        return [self._status(handle) for handle in handles]
+
+    def cancel(self, handles: Sequence[Handle]) -> None:  # noqa: B027
+        """Does nothing: no job runs."""
+
+    def find(self, run_id: str) -> list[Handle]:
+        """Return nothing: no job outlives the search, and answers are in the trial folders."""
+        return []
+
+    def close(self) -> None:  # noqa: B027
+        """Does nothing: no connection is open."""
+
+    @abstractmethod
+    def _serve(self, job: Job, handle: Handle) -> Handle:
+        """Write the job's result; return the handle, with `REFUSED` in its details if there is none."""
+
+    def _status(self, handle: Handle) -> JobStatus:
+        """Return the end of a job, from its handle and its folder: the same after a kill."""
+        refused = handle.details.get(REFUSED)
+        if refused is None and (handle.trial_dir / RESULT_FILE).exists():
+            return JobStatus(state=JobState.DONE)
+        message = refused or f"the {self.name} launcher wrote no result for this trial; submit it again"
+        return JobStatus.failed(FailureKind.LAUNCHER, message, Stage.SUBMIT)
+
+
+def write_answer(job: Job, card: Card, metrics: Mapping[str, float], failure: Failure | None, **fields: Any) -> None:
+    """Write the `result.json` of a trial that was measured elsewhere or computed: its metrics, or its failure."""
+    status = RunStatus.OK if failure is None else RunStatus.FAILED
+    ranks = job.payload.num_ranks
+    result = make_result(card, metrics, status=status, failure=failure, world_size=ranks, **fields)
+    write_model(job.trial_dir / RESULT_FILE, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import shutil
 import signal as signals
@@ -24,6 +25,7 @@ from cclsearch.core.job_file import (
 )
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Count, Failure, FailureKind, Model, Stage
+from cclsearch.core.yaml_file import read_yaml
 from cclsearch.launch.base import JobStatus
 from cclsearch.launch.contract import (
     EVIDENCE_FILE,
@@ -34,7 +36,6 @@ from cclsearch.launch.contract import (
     RunStatus,
     TrialEnd,
 )
-from cclsearch.launch.patterns import read_patterns
 
 Result = TypeVar("Result", bound=TrialEnd)
 
@@ -288,3 +289,9 @@ def _crashed(message: str) -> Failure:
 
 def _shorten(message: str) -> str:
     return one_line(message, _MESSAGE_LENGTH)
+
+
+@functools.cache
+def read_patterns(path: Path) -> dict[str, re.Pattern[str]]:
+    """Return meaning -> pattern of a file with lists of regular expressions; case does not matter."""
+    return {meaning: re.compile("|".join(parts), re.IGNORECASE) for meaning, parts in read_yaml(path).items()}

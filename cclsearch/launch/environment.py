@@ -1,4 +1,4 @@
-"""Build the environment that a local job inherits from this process, and the shell script that starts with the same."""
+"""The environment of a job, and types of profile fields that reach a script or a command line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,43 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.names import is_secret_name
 from cclsearch.core.yaml_file import read_yaml
-from cclsearch.launch.fields import CONTROL, SECRET_ADVICE
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+SECRET_ADVICE = (
+    "looks like a secret, and a job's environment is stored with its results;"
+    " remove it, or read it from a file of yours in a line of `setup`"
+    " (a `local` profile passes a variable of the search itself: `pass_environment`)"
+)
+
+
+def check_word(value: str) -> str:
+    """Return the value if it is one word of a command line: no line break, no leading dash, not empty."""
+    if not value.strip():
+        raise ValueError("must not be empty")
+    if CONTROL.search(value):
+        raise ValueError("must not contain a line break or a control character")
+    if value.startswith("-"):
+        raise ValueError("must not start with a dash (it would be read as an option)")
+    return value
+
+
+def check_line(value: str) -> str:
+    """Return the value if it is one line of shell."""
+    if CONTROL.search(value.replace("\t", " ")):
+        raise ValueError("must be one line without control characters")
+    return value
+
+
+Word = Annotated[str, AfterValidator(check_word)]
+ShellLine = Annotated[str, AfterValidator(check_line)]
+
 
 _INHERITED_FILE = Path(__file__).with_name("inherited.yaml")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -22,10 +22,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage, Value
-from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, submit_error, write_model
+from cclsearch.launch.base import Check, Handle, InstantLauncher, Job, JobState, JobStatus, submit_error, write_model
 from cclsearch.launch.collect import classify_text, clear_results
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, RunStatus, TrialResult, make_result
-from cclsearch.launch.instant import InstantLauncher
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.space.table import Space
 

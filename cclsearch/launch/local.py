@@ -46,8 +46,7 @@ from cclsearch.launch.collect import (
 )
 from cclsearch.launch.contract import DEVICES_VARIABLE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, trial_environment
 from cclsearch.launch.environment import inherited_environment, render_script
-from cclsearch.launch.local_checks import check_framework
-from cclsearch.launch.local_settings import LocalSettings
+from cclsearch.launch.local_setup import LocalSettings, check_framework
 from cclsearch.launch.ownership import find_attempt_files, is_own, place_in, run_folder_of
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.space.framework import Framework, load_framework

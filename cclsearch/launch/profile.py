@@ -102,7 +102,7 @@ LAUNCHERS: Registry[LauncherFactory] = Registry(
     {
         "in-process": "cclsearch.launch.in_process",
         **{name: f"cclsearch.launch.{name}" for name in ("local", "replay", "simulate")},
-        "slurm": "cclsearch.launch.slurm.factory",
+        "slurm": "cclsearch.launch.slurm.allocation",
         "tpu-vm": "cclsearch.launch.tpu_vm.launcher",
     },
     needs=("from_profile",),

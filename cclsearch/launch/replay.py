@@ -10,9 +10,8 @@ from cclsearch.core.job_file import read_job_json
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
-from cclsearch.launch.base import Check, Handle, Job
+from cclsearch.launch.base import REFUSED, Check, Handle, InstantLauncher, Job, write_answer
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE
-from cclsearch.launch.instant import REFUSED, InstantLauncher, write_answer
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RecordedRow, RowStatus

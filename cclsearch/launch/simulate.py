@@ -6,8 +6,7 @@ import math
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
-from cclsearch.launch.base import Check, Handle, Job, JobStatus
-from cclsearch.launch.instant import REFUSED, InstantLauncher, write_answer
+from cclsearch.launch.base import REFUSED, Check, Handle, InstantLauncher, Job, JobStatus, write_answer
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.space.table import Space
 from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings, SimulatedTrial

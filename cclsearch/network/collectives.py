@@ -18,8 +18,7 @@ from itertools import count, permutations
 import numpy as np
 
 from cclsearch.core.errors import UserError
-from cclsearch.network.sharing import Array, Ids, drain
-from cclsearch.network.topology import TieredNetwork
+from cclsearch.network.topology import Array, Ids, TieredNetwork, drain
 
 PIECES = 4
 """Number of pieces of a pipelined hierarchical collective: ASTRA-sim's usual `preferred-dataset-splits`."""

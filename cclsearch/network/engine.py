@@ -14,7 +14,7 @@ import numpy as np
 
 from cclsearch.core.errors import UserError
 from cclsearch.network.collectives import Schedule, Segment
-from cclsearch.network.sharing import Array, share_classes
+from cclsearch.network.topology import Array, share_classes
 
 
 @dataclass(frozen=True)

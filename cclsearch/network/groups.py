@@ -1,4 +1,6 @@
-"""Bandwidth and latency of collectives on measured links: the slowest group decides, and in it the slowest link.
+"""Bandwidth and latency of groups of ranks that communicate at once, on measured or simulated links.
+
+On measured links the slowest group decides, and in it the slowest link.
 
 All groups of an axis work at the same time, and share the network ports of their nodes. A ring passes every link
 between neighbours (Thakur et al. 2005). NCCL builds a ring for each network port of a node, so that a group with
@@ -12,15 +14,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.errors import UserError
+from cclsearch.network.collectives import Collectives
 from cclsearch.network.matrix import LinkMatrix
-
-if TYPE_CHECKING:
-    from cclsearch.network.matrix import Places
+from cclsearch.network.spec import ClusterSpec
+from cclsearch.network.topology import Ids, TieredNetwork
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ ALONE = GroupLink(float("inf"), 0.0, False)
 """Groups of one member."""
 
 
-def slowest_ring(links: LinkMatrix, groups_GM: Places, *, ring_per_port: bool) -> GroupLink:
+def slowest_ring(links: LinkMatrix, groups_GM: Ids, *, ring_per_port: bool) -> GroupLink:
     """Return the rate and latency of rings over these groups; each row has the places of a group in ring order."""
     if groups_GM.shape[1] < 2:
         return ALONE
@@ -93,14 +96,14 @@ def _walk(joined: NDArray[np.bool_], order: tuple[int, ...], *, is_ring: bool) -
     return None
 
 
-def slowest_chain(links: LinkMatrix, groups_GM: Places) -> GroupLink:
+def slowest_chain(links: LinkMatrix, groups_GM: Ids) -> GroupLink:
     """Return the rate and latency of members that pass messages on to the next one, such as pipeline stages."""
     if groups_GM.shape[1] < 2:
         return ALONE
     return _slowest(links, groups_GM[:, :-1], groups_GM[:, 1:], ring_per_port=False)
 
 
-def slowest_exchange(links: LinkMatrix, groups_GM: Places) -> GroupLink:
+def slowest_exchange(links: LinkMatrix, groups_GM: Ids) -> GroupLink:
     """Return the rate and latency of an all-to-all: each member sends an equal share to every other, one after the
     other.
 
@@ -124,7 +127,7 @@ def slowest_exchange(links: LinkMatrix, groups_GM: Places) -> GroupLink:
 
 
 def _pairs(
-    links: LinkMatrix, source: Places, target: Places
+    links: LinkMatrix, source: Ids, target: Ids
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
     """Return bytes per second in the slower direction, seconds of latency, and whether the nodes differ."""
     a, b = links.endpoint_P[source], links.endpoint_P[target]
@@ -133,7 +136,7 @@ def _pairs(
     return rate, latency, links.node_P[source] != links.node_P[target]
 
 
-def _slowest(links: LinkMatrix, source: Places, target: Places, *, ring_per_port: bool) -> GroupLink:
+def _slowest(links: LinkMatrix, source: Ids, target: Ids, *, ring_per_port: bool) -> GroupLink:
     """Return the slowest edge; edges between nodes share the ports at both ends."""
     rate, latency, apart = _pairs(links, source, target)
     if apart.any():
@@ -147,7 +150,7 @@ def _slowest(links: LinkMatrix, source: Places, target: Places, *, ring_per_port
 
 
 def _port_share(
-    links: LinkMatrix, groups: Places, ends: Places, apart: NDArray[np.bool_], *, ring_per_port: bool
+    links: LinkMatrix, groups: Ids, ends: Ids, apart: NDArray[np.bool_], *, ring_per_port: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the rings of each edge, one for each of its group's members in the node, and the ports that it has.
 
@@ -172,3 +175,42 @@ def _port_share(
     np.add.at(members, (users[0], node[users[1]]), 1.0)
     at = np.stack([groups, groups]), node[ends]
     return members[at].min(axis=0), np.asarray(np.where(apart, share[at].min(axis=0), 1.0))
+
+
+LARGE = 1e10
+"""Bytes of a message whose time is all bandwidth."""
+
+
+def measured_link(links: LinkMatrix, kind: str, places_GM: Ids, *, ring_per_port: bool) -> GroupLink:
+    """Return the rate and latency of groups at these places on measured links; `kind` as in `simulated_link`."""
+    if kind == "ring":
+        return slowest_ring(links, places_GM, ring_per_port=ring_per_port)
+    return slowest_exchange(links, places_GM) if kind == "exchange" else slowest_chain(links, places_GM)
+
+
+@cache
+def _collectives_on(cluster: ClusterSpec) -> Collectives:
+    return Collectives(TieredNetwork(cluster))
+
+
+def simulated_link(cluster: ClusterSpec, kind: str, groups_GM: Ids) -> GroupLink:
+    """Return bandwidth and latency that each member gets on a simulated cluster; UserError if it has too few ranks.
+
+    `kind`: `ring` (all-gather with its fastest algorithm, as bytes that pass each rank in a ring), `exchange`
+    (all-to-all, as bytes that leave a rank) or `chain` (messages to the next member).
+    """
+    size = groups_GM.shape[1]
+    if groups_GM.max() >= cluster.num_ranks:
+        raise UserError(f"rank {groups_GM.max()} is not on the cluster {cluster.describe()} of {cluster.num_ranks}")
+    if size < 2:
+        return ALONE
+    on, domain_GM = _collectives_on(cluster), groups_GM // cluster.domain
+    collective, small, algorithm = {
+        "ring": ("all_gather", "all_gather", "ring"),
+        "exchange": ("all_to_all", "all_gather", "ring"),
+        "chain": ("broadcast", "broadcast", "chain"),
+    }[kind]
+    moved = LARGE if kind == "chain" else (size - 1) / size * LARGE
+    seconds = on.schedule(collective, groups_GM, LARGE, "chain" if kind == "chain" else "auto").seconds
+    latency_s = on.schedule(small, groups_GM, 0.0, algorithm).seconds / (size - 1)
+    return GroupLink(moved / seconds, latency_s, bool(np.any(domain_GM != domain_GM[:, :1])))

@@ -32,8 +32,7 @@ from cclsearch.record.event import (
 )
 from cclsearch.record.line import BadLine, explain_bad_lines
 from cclsearch.record.trial import Trial
-from cclsearch.record.trial_table import TrialTable
-from cclsearch.record.windows import ClusterWindows
+from cclsearch.record.trial_table import ClusterWindows, TrialTable
 from cclsearch.scoring.outcome import Outcome
 from cclsearch.stats.drift import WindowRatio
 from cclsearch.stats.noise import MIN_MAJORITY, REPLACED_FROM, estimate_noise, find_outliers, is_better

@@ -1,16 +1,24 @@
-"""The web application: addresses and their pages. Pages are rendered here; only a changed part is sent again."""
+"""The web application: addresses and their pages, served on this machine until Ctrl-C.
+
+Pages are rendered here; only a changed part is sent again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
+import signal
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -26,11 +34,10 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.export.openmetrics import CONTENT_TYPE, render_openmetrics
 from cclsearch.run.annotations import add_note, add_tags
 from cclsearch.ui.evidence import read_text
-from cclsearch.ui.guard import Guard, Permissions
+from cclsearch.ui.guard import Guard, Permissions, clean
 from cclsearch.ui.pages import Pages
 from cclsearch.ui.run_index import RunIndex
 from cclsearch.ui.searches import SearchStarter, stop_search
-from cclsearch.ui.text import clean
 
 STATIC = Path(__file__).parent / "static"
 # A look costs a few calls of `stat`.
@@ -225,3 +232,37 @@ async def _read_fields(request: Request) -> dict[str, object]:
     if not isinstance(fields, dict):
         raise UserError("the request is not a JSON object")
     return fields
+
+
+HOST = "127.0.0.1"
+"""Anybody who reaches the port may read all runs, so nothing outside this machine reaches it."""
+
+
+def serve(runs: Path, port: int, allowed: Permissions, say: Callable[[str], None]) -> None:
+    """Serve a folder of runs; `say` gets the address. Raises UserError if the port cannot be used."""
+    with _listen(port) as listener:
+        address = f"http://{HOST}:{listener.getsockname()[1]}/"
+        config = uvicorn.Config(
+            make_app(runs, allowed), log_level="error", access_log=False, lifespan="off", server_header=False,
+            ws="none", timeout_graceful_shutdown=1, h11_max_incomplete_event_size=32 * 1024,
+        )  # fmt: skip
+        for number in (signal.SIGINT, signal.SIGTERM):  # a background job of a script would ignore Ctrl-C
+            signal.signal(number, signal.default_int_handler)
+        threading.Thread(target=page_script, daemon=True).start()  # bundled while the first page is read
+        warm_up()
+        say(address + (f"#token={allowed.token}" if allowed.any else ""))
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen(128)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        why = getattr(error, "strerror", None) or "it is not a port"
+        raise UserError(f"port {port} cannot be used ({why}): choose another with --port (0: any free one)") from None
+    return listener

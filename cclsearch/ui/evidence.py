@@ -1,4 +1,4 @@
-"""The files of a trial that pages show as text: only the run's own files, without secrets."""
+"""The files of a trial that pages show as text, without secrets, and CCL-Bench's metrics of its traces."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,12 @@ from cclsearch.core.job_file import JobFileError, open_job_file
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import plain
 from cclsearch.record.trial import Trial
+from cclsearch.report.figures import format_value
 from cclsearch.run.folder import Run
+from cclsearch.tasks.base import task_of
+from cclsearch.trace.ccl_bench import DASHBOARD, describe_name, measure_by_name
+from cclsearch.trace.read import read_traces
+from cclsearch.trace.view import TraceView
 
 MAX_FILES = 200
 MAX_DEPTH = 3
@@ -79,3 +85,67 @@ def read_text(run: Run, trial: Trial, path: str) -> str:
         raise UserError(f"the file cannot be read: {error}") from None
     cut = f"[the last {SHOWN_BYTES:,} of {size:,} bytes]\n" if size > SHOWN_BYTES else ""
     return cut + plain(redact(text))
+
+
+# A page waits for the result.
+MAX_BYTES = 512 * 2**20
+"""Traces that are larger are left to `ccl-search score`."""
+
+
+@dataclass(frozen=True)
+class TracedName:
+    """One name of the dashboard, as a trial's traces answer it."""
+
+    name: str
+    value: float | None
+    shown: str
+    """The value with its unit; `-` if there is none."""
+    status: str
+    why: str
+    answered_by: str
+    differs: str
+
+
+class TraceMetrics:
+    """Reads traces of trials, one at a time, and keeps their results."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[Path, int], dict[str, TracedName]] = {}
+        """Run folder and trial -> name -> its traces' result, for the trials that were read."""
+        self._lock = threading.Lock()
+
+    def measure(self, run: Run, trial: Trial) -> list[TracedName]:
+        """Every name of the dashboard; raises UserError if the trial has no traces, or too large ones."""
+        folder = run.trial_folder(trial.number) / "trace"
+        with self._lock:
+            known = self.known.get((run.folder, trial.number))
+            if known is None:
+                _refuse_size(folder)
+                traces = read_traces(folder)
+                view = TraceView(traces, card=run.spec.card.for_trial(trial.config), config=trial.config)
+                known = {name: _measure_one(run, view, name) for name in DASHBOARD}
+                self.known[run.folder, trial.number] = known
+        return list(known.values())
+
+
+def _refuse_size(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError("this trial has no traces: nothing was profiled, or its evidence was removed")
+    size = sum(os.lstat(path).st_size for path in folder.rglob("*") if path.is_file())
+    if size > MAX_BYTES:
+        raise UserError(f"its traces have {size / 2**30:.1f} GiB: run `ccl-search score` on the trial's folder")
+
+
+def _measure_one(run: Run, view: TraceView, name: str) -> TracedName:
+    (result,) = measure_by_name(view, name).values()
+    known = describe_name(name)
+    metric = task_of(run.spec.card).metric(name).model_copy(update={"unit": result.unit})
+    return TracedName(
+        name=name,
+        value=result.value,
+        shown="-" if result.value is None else format_value(metric, result.value),
+        status=result.status.value.replace("_", " "),
+        why=result.detail or (result.reason.value.replace("_", " ") if result.reason else ""),
+        answered_by=known.metric,
+        differs=known.differs,
+    )

@@ -1,9 +1,11 @@
-"""Keep the pages safe: check the host, limit a page's sources, and limit who may change something."""
+"""Keep the pages safe: check the host, limit a page's sources and who may change something, mask secrets in text."""
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -11,6 +13,9 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.secrets.names import is_secret_name
+from cclsearch.core.secrets.redact import redact
+from cclsearch.core.text import one_line
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 """Names of this machine. A page of another name that resolves to it (DNS rebinding) is refused."""
@@ -94,3 +99,18 @@ class Permissions:
             raise UserError("the request came from another page")
         if not secrets.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), self.token.encode()):
             raise UserError("the token is missing or old: open the address that the terminal printed")
+
+
+MAX_TEXT = 2000
+
+
+@cache
+def _environment() -> dict[str, str]:
+    """Variables of this process that may hold secrets; they do not change while the server runs."""
+    return {name: value for name, value in os.environ.items() if is_secret_name(name) or "://" in value}
+
+
+@lru_cache(maxsize=20_000)
+def clean(text: str) -> str:
+    """The text as one safe line without secrets; most texts of a table recur."""
+    return one_line(redact(text, _environment()), MAX_TEXT)

@@ -16,8 +16,8 @@ from cclsearch.record.trial import Trial
 from cclsearch.report.figures import find_shown_metric, format_value
 from cclsearch.tasks.base import Task, task_of
 from cclsearch.trace.ccl_bench import DASHBOARD, describe_name, find_recorded
+from cclsearch.ui.evidence import TracedName
 from cclsearch.ui.run_index import RunEntry
-from cclsearch.ui.traces import TracedName
 
 MAX_PRICES = 40
 SECONDS_PER_HOUR = 3600.0

@@ -26,7 +26,7 @@ from cclsearch.run.annotations import ANNOTATIONS_FILE, read_annotations
 from cclsearch.run.folder import Run, RunFollower, Standing
 from cclsearch.run.spec import SPEC_FILE, RunSpec
 from cclsearch.tasks.base import task_of
-from cclsearch.ui.text import clean
+from cclsearch.ui.guard import clean
 
 MAX_VIEWS = 8
 """Number of runs whose rows stay in memory; of the others only the entry in the list does."""

@@ -8,7 +8,7 @@ import pytest
 from cclsearch.card.load import load_card
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space
-from cclsearch.tasks.training.adapters import FOUR_BIT_BYTES, find_base_bytes, find_frozen, find_fused_loss
+from cclsearch.tasks.training.layout import FOUR_BIT_BYTES, find_base_bytes, find_frozen, find_fused_loss
 
 
 def space_of(name: str, *choices: object) -> Space:

@@ -13,8 +13,7 @@ import pytest
 from paths import ROOT
 
 from cclsearch.tasks.serving.simulation.batching import answer_all
-from cclsearch.tasks.serving.simulation.engines import Answered, Engines, Requests
-from cclsearch.tasks.serving.simulation.step_times import StepMix
+from cclsearch.tasks.serving.simulation.step_times import Answered, Engines, Requests, StepMix
 
 COST = {"step": 0.01, "prompt": 0.001, "pair": 1e-6, "sequence": 0.0005, "context": 2e-5}
 

@@ -28,7 +28,7 @@ from cclsearch.scoring.objective import load_objective
 from cclsearch.scoring.outcome import Admission, Verdict
 from cclsearch.space.framework import load_framework
 from cclsearch.space.promises import LossBounds
-from cclsearch.tasks.training.losses import SameLosses
+from cclsearch.tasks.training.task import SameLosses
 
 HONEST = (6.98009, 6.89341, 6.86549, 6.70390, 6.64752, 6.52565, 6.36004, 6.51139, 6.33425)
 CHEATING = (6.98009, 6.89341, 6.79549, 6.66390, 6.61752, 6.49565, 6.31004, 6.50139, 6.29425)

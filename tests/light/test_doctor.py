@@ -15,7 +15,7 @@ from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance
 from cclsearch.launch.environment import inherited_environment
-from cclsearch.launch.local_settings import LocalSettings
+from cclsearch.launch.local_setup import LocalSettings
 from cclsearch.launch.profile import load_profile, profile_from_mapping
 from cclsearch.plan.target import choose_target
 from cclsearch.run.folder import load_run

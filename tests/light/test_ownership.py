@@ -23,7 +23,7 @@ from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.launch.local import LocalLauncher
 from cclsearch.launch.ownership import RunPlace, is_own, move_handle, stamp_handle
 from cclsearch.launch.profile import make_launcher, profile_from_mapping
-from cclsearch.launch.tpu_vm.resource_names import make_token
+from cclsearch.launch.tpu_vm.gcloud import make_token
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import Session, begin_or_resume
 from cclsearch.record.writer import RunWriter

@@ -27,11 +27,9 @@ from cclsearch.scoring.objective import Objective, choose_objective
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.serving.closed_form.disaggregation import compute_parts, read_deployment
-from cclsearch.tasks.serving.closed_form.open_loop import Arrivals, serve_open
-from cclsearch.tasks.serving.closed_form.priors import TPOT, TTFT
 from cclsearch.tasks.serving.closed_form.replica import read_replica
-from cclsearch.tasks.serving.closed_form.steady_state import Served, serve, time_parts
-from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, LoadParts, compute_load
+from cclsearch.tasks.serving.closed_form.steady_state import Arrivals, Served, serve, serve_open, time_parts
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, TPOT, TTFT, LoadParts, compute_load
 from cclsearch.tasks.serving.measurements import THROUGHPUT, choose_load
 
 SPACE = make_space(tp=(1, 2, 4, 8))

@@ -21,8 +21,7 @@ from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.serving.closed_form.memory import find_least_memory
-from cclsearch.tasks.serving.closed_form.replica import read_replica
-from cclsearch.tasks.serving.closed_form.served_model import find_served, other_weight_bytes
+from cclsearch.tasks.serving.closed_form.replica import find_served, other_weight_bytes, read_replica
 from cclsearch.tasks.serving.closed_form.steady_state import serve
 from cclsearch.tasks.serving.closed_form.steps import MEMORY_SHARE, MULTIPLIERS, cached_numbers, compute_load
 from cclsearch.tasks.serving.measurements import THROUGHPUT

@@ -10,9 +10,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.network.collectives import ALGORITHMS, Collectives, Compression
 from cclsearch.network.engine import Wait, Work, simulate
 from cclsearch.network.matrix import LinkMatrix
-from cclsearch.network.sharing import drain, share_classes, share_flows
 from cclsearch.network.spec import parse_cluster
-from cclsearch.network.topology import TieredNetwork
+from cclsearch.network.topology import TieredNetwork, drain, share_classes, share_flows
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layout import read_layout

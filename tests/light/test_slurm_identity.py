@@ -13,8 +13,7 @@ from slurm.trials import make_job
 from cclsearch.core.errors import UserError
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.slurm.commands import expand_ids, query_job
-from cclsearch.launch.slurm.identity import name_chunk
-from cclsearch.launch.slurm.job_files import RunScript, Submission, classify_trial
+from cclsearch.launch.slurm.job_files import RunScript, Submission, classify_trial, name_chunk
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 

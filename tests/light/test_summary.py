@@ -15,7 +15,7 @@ from scripted_launcher import FirstJobFinishesLast, MeasuredLauncher, ScriptedLa
 from scripted_search import open_search, run_session
 
 from cclsearch.cli import main
-from cclsearch.cli.screen import print_end
+from cclsearch.cli.drive import print_end
 from cclsearch.core.values import FailureKind
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import Changes, Session, begin_or_resume

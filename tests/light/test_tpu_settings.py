@@ -33,7 +33,7 @@ def test_invalid_profile_fields_are_refused(fields, says):
 def test_resource_names_are_valid_and_differ_between_runs(tmp_path, run_id):
     import re
 
-    from cclsearch.launch.tpu_vm.resource_names import has_label_name, make_label, make_token, name_resource
+    from cclsearch.launch.tpu_vm.gcloud import has_label_name, make_label, make_token, name_resource
 
     tokens = [make_token(tmp_path / name) for name in ("one", "two")]
     assert make_token(tmp_path / "one") == tokens[0]

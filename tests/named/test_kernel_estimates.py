@@ -14,7 +14,7 @@ from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.tasks.base import task_of
 from cclsearch.tasks.serving.closed_form.kernel_tables import MAX_ESTIMATES, ServedLayout, estimate_latencies
-from cclsearch.tasks.serving.closed_form.priors import TPOT, TTFT
+from cclsearch.tasks.serving.closed_form.steps import TPOT, TTFT
 
 pytestmark = needs("aiconfigurator", HOW)
 

@@ -111,7 +111,7 @@ def test_resource_is_deleted_by_name_if_listing_fails_and_listing_is_retried(ssh
 
 
 def test_resource_is_found_after_gclouds_default_project_changed(sshd, tmp_path):
-    from cclsearch.launch.tpu_vm.worker_source import WorkersPending
+    from cclsearch.launch.tpu_vm.workers import WorkersPending
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         make_source(cloud, tmp_path / "run", project=None).request("r1")
@@ -150,7 +150,7 @@ LOGIN_EXPIRED = (
 
 def test_search_ends_at_once_when_the_login_expires_and_adopts_jobs_later(sshd, tmp_path):
     from cclsearch.core.errors import UserError
-    from cclsearch.launch.tpu_vm.worker_source import WorkersPending
+    from cclsearch.launch.tpu_vm.workers import WorkersPending
 
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         source = make_source(cloud, tmp_path / "run")

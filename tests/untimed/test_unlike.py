@@ -25,7 +25,7 @@ from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layout import read_layout
 from cclsearch.tasks.training.measurements import find_mfu
 from cclsearch.tasks.training.network import Network
-from cclsearch.tasks.training.placement import find_layers
+from cclsearch.tasks.training.staged import find_layers
 from cclsearch.tasks.training.stages import shift_layers, split_layers
 
 MIXED = [

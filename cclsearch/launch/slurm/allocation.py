@@ -1,4 +1,7 @@
-"""Trials as steps inside an allocation that the user holds: no queue, and no step that the time left cannot fit."""
+"""Trials as steps inside an allocation that the user holds: no queue, and no step that the time left cannot fit.
+
+The registered `slurm` launcher chooses between such steps and jobs of their own.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cclsearch.core import processes
+from cclsearch.core.content import list_frameworks
 from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.timestamps import BootMoment, elapsed_since
 from cclsearch.core.values import FailureKind, Model, Stage
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, write_model
 from cclsearch.launch.contract import RunStatus
+from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.launch.slurm.commands import (
     QueueRow,
     SlurmError,
@@ -37,12 +42,16 @@ from cclsearch.launch.slurm.job_files import (
     STARTED_FILE,
     JobList,
     JobSpec,
+    RunScript,
+    classify_trial,
     make_job_spec,
     sees_file,
 )
 from cclsearch.launch.slurm.launcher import SlurmLauncher
+from cclsearch.launch.slurm.settings import DATA_SETTINGS, SlurmSettings
 from cclsearch.launch.slurm.submit import render_chunk
 from cclsearch.launch.slurm.watch import DEADLINE_S, mark_cancelled
+from cclsearch.space.framework import load_framework
 
 LAUNCHED_FILE = "launched.json"
 REFUSED_FILE = "refused.json"
@@ -342,3 +351,33 @@ def _signal(spec: JobSpec, number: int) -> bool:
         return False
     os.kill(process.pid, number)
     return True
+
+
+@LAUNCHERS.register("slurm")
+class SlurmLauncherFactory:
+    """Chooses the launcher class by the profile's `in_allocation`."""
+
+    data_settings = DATA_SETTINGS
+
+    @classmethod
+    def from_profile(cls, profile: Profile) -> SlurmLauncher:
+        """Return the launcher; UserError if a field is wrong. Sends no command to the cluster yet."""
+        settings = profile.read_settings(SlurmSettings)
+        launcher = SlurmLauncher if settings.in_allocation is False else AllocationLauncher
+        return launcher(
+            settings,
+            _read_run_script(profile),
+            classify=classify_trial,
+            run_dir=profile.run_dir,
+            ranks_per_node=profile.hardware.accelerators_per_node or 1,
+        )
+
+
+def _read_run_script(profile: Profile) -> RunScript:
+    """Return the run script of the profile's framework; without a framework its path is None, enough for `check`."""
+    if profile.framework is None:
+        needs = tuple(need for name in list_frameworks() for need in load_framework(name).needs)
+        return RunScript(None, "torchrun", profile.environment, needs=needs)
+    framework = load_framework(profile.framework)
+    add = framework.knob_environment
+    return RunScript(framework.script_path, framework.runner, profile.environment, add, framework.needs)

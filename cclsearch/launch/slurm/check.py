@@ -39,10 +39,9 @@ from cclsearch.launch.slurm.job_files import (
     read_object,
     remove_scratch,
 )
-from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
 from cclsearch.launch.slurm.refusal import suggest_remedy
 from cclsearch.launch.slurm.settings import SlurmSettings
-from cclsearch.launch.slurm.submit import Submitter, overridden_defaults, render_chunk
+from cclsearch.launch.slurm.submit import Submitter, find_max_array, find_max_jobs, overridden_defaults, render_chunk
 from cclsearch.launch.slurm.watch import QueueCache, Watcher, cancel_attempts
 
 PROBE = Path(__file__).with_name("probe.py")

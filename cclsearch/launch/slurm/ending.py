@@ -12,7 +12,7 @@ from pathlib import Path
 from cclsearch.core.job_file import read_tail
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.patterns import read_patterns
+from cclsearch.launch.collect import read_patterns
 from cclsearch.launch.slurm.job_files import CANCELLED_FILE, END_FILE, STARTED_FILE, EndRecord, JobSpec, NodeReport
 
 TAIL_BYTES = 64 * 1024

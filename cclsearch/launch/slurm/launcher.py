@@ -32,10 +32,9 @@ from cclsearch.launch.slurm.job_files import (
     make_job_spec,
     prepare_folder,
 )
-from cclsearch.launch.slurm.limits import find_max_array, find_max_jobs
 from cclsearch.launch.slurm.script import node_command, render_script
 from cclsearch.launch.slurm.settings import SlurmSettings
-from cclsearch.launch.slurm.submit import Submitter, Unresolved
+from cclsearch.launch.slurm.submit import Submitter, Unresolved, find_max_array, find_max_jobs
 from cclsearch.launch.slurm.watch import Classify, QueueCache, Watcher, cancel_attempts, mark_cancelled
 
 # Resuming without its answer could submit a job twice.

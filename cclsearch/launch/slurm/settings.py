@@ -6,11 +6,10 @@ import re
 import sys
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from cclsearch.core.values import Model
-from cclsearch.launch import fields
-from cclsearch.launch.fields import ShellLine, check_line
+from cclsearch.launch.environment import ShellLine, check_line, check_word
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
@@ -47,7 +46,7 @@ def read_minutes(value: Any) -> Any:
     return int(days or 0) * 1440 + hours * 60 + minutes + -(-seconds // 60)
 
 
-Word = Annotated[fields.Word, BeforeValidator(_as_text)]
+Word = Annotated[str, AfterValidator(check_word), BeforeValidator(_as_text)]
 
 
 class Container(Model):

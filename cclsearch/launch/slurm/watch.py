@@ -36,15 +36,17 @@ from cclsearch.launch.slurm.ending import (
     find_exit_code,
     read_ending,
 )
-from cclsearch.launch.slurm.identity import JobIdentity, identify_job, record_sight
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     END_FILE,
     STARTED_FILE,
     SUBMISSION_FILE,
+    JobIdentity,
     JobSpec,
     Submission,
+    identify_job,
     read_result_status,
+    record_sight,
     sees_file,
 )
 from cclsearch.launch.slurm.refusal import never_starts

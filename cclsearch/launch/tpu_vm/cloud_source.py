@@ -15,24 +15,22 @@ from cclsearch.launch.base import Check, Leftover, submit_error, write_model
 from cclsearch.launch.ownership import RunPlace
 from cclsearch.launch.tpu_vm.gcloud import (
     GONE_NODE,
+    CloudLocation,
     Gcloud,
     GcloudError,
     GcloudWorkerGroup,
-    raise_if_denied,
-    require_gcloud,
-)
-from cclsearch.launch.tpu_vm.resource_names import (
-    CloudLocation,
     has_label_name,
     make_label,
     make_token,
     name_resource,
+    raise_if_denied,
     read_token,
+    require_gcloud,
     resolve_project,
     with_location,
 )
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
-from cclsearch.launch.tpu_vm.worker_source import (
+from cclsearch.launch.tpu_vm.workers import (
     HostsSource,
     WorkersLost,
     WorkerSource,

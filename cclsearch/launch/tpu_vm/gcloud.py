@@ -1,4 +1,4 @@
-"""The documented commands of `gcloud compute tpus`, as argument lists, and workers reached through them.
+"""The documented commands of `gcloud compute tpus`, as argument lists, workers reached through them, and unique names.
 
 The arguments follow the reference pages of `tpu-vm ssh`, `tpu-vm scp`, `tpu-vm describe` and `queued-resources create`,
 `describe`, `list`, `delete` (docs/tpu.md names them); answers are requested as JSON.
@@ -7,6 +7,8 @@ The arguments follow the reference pages of `tpu-vm ssh`, `tpu-vm scp`, `tpu-vm 
 from __future__ import annotations
 
 import json
+import re
+import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +17,12 @@ from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.launch.patterns import read_patterns
+from cclsearch.core.values import Model
+from cclsearch.launch.base import write_model
+from cclsearch.launch.collect import read_patterns
+from cclsearch.launch.ownership import RunPlace
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
-from cclsearch.launch.tpu_vm.worker_group import (
+from cclsearch.launch.tpu_vm.workers import (
     CALL_S,
     COPY_S,
     PATTERNS_FILE,
@@ -222,3 +227,73 @@ def require_gcloud(settings: TpuSettings) -> None:
             f"{settings.gcloud!r} was not found here; install the Google Cloud CLI, set `gcloud:` to its path in the"
             " profile, or list the workers under `hosts:` to reach them over plain SSH"
         )
+
+
+TOKEN_FILE = "tpu-identity.json"
+_TOKEN_BYTES = 5
+_STEM_LENGTH = 36
+
+
+class RunToken(Model):
+    """`tpu-identity.json` of a run: written once, before anything is created in the cloud or on workers.
+
+    It distinguishes the run from another one of the same name.
+    """
+
+    token: str
+    place: RunPlace | None = None
+
+
+class CloudLocation(Model):
+    """Project and zone of a resource, recorded because gcloud's defaults may change."""
+
+    project: str | None = None
+    zone: str | None = None
+
+
+def read_token(run_dir: Path | None) -> str | None:
+    """Return the run's token; None before it is made, when the run has no resource."""
+    # A copy of a run gets its own: the original's resources and processes are not the copy's.
+    record = RunToken.read(run_dir / TOKEN_FILE) if run_dir is not None else None
+    is_foreign = record is not None and record.place is not None and run_dir and not record.place.is_of(run_dir)
+    return record.token if record is not None and not is_foreign else None
+
+
+def make_token(run_dir: Path | None) -> str:
+    """Return the run's token, made at the first call; empty without a run."""
+    if run_dir is None:
+        return ""
+    token = read_token(run_dir)
+    if token is None:
+        token = secrets.token_hex(_TOKEN_BYTES)
+        write_model(run_dir / TOKEN_FILE, RunToken(token=token, place=RunPlace.of(run_dir)))
+    return token
+
+
+def make_label(run_id: str, token: str) -> str:
+    """Return the run's label: lower-case letters, digits and dashes, at most 51 (a label may have 63)."""
+    stem = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")[:_STEM_LENGTH]
+    return f"ccl-{stem}-{token}"
+
+
+def name_resource(run_id: str, token: str, generation: int) -> str:
+    """Return the name of a run's queued resource and of its TPU VM: valid in the cloud and unique to the run."""
+    return f"{make_label(run_id, token)}-g{generation}"
+
+
+def has_label_name(label: str, name: str) -> bool:
+    """Whether that is the name of a queued resource made from that label."""
+    return re.fullmatch(re.escape(label) + r"-g\d+", name) is not None
+
+
+def with_location(settings: TpuSettings, location: CloudLocation | None) -> TpuSettings:
+    """Return the settings with the recorded project and zone; unchanged if none are recorded."""
+    recorded = location.model_dump(include={"project", "zone"}, exclude_none=True) if location is not None else {}
+    return settings.model_copy(update=recorded)
+
+
+def resolve_project(settings: TpuSettings) -> TpuSettings:
+    """Return the settings with a project, by default gcloud's; UserError if gcloud has none."""
+    if settings.project is not None:
+        return settings
+    return settings.model_copy(update={"project": Gcloud(settings).find_default_project()})

@@ -27,7 +27,7 @@ from cclsearch.launch.contract import (
     trial_environment,
 )
 from cclsearch.launch.tpu_vm.settings import TpuSettings
-from cclsearch.launch.tpu_vm.worker_group import WorkerAnswer
+from cclsearch.launch.tpu_vm.workers import WorkerAnswer
 from cclsearch.space.framework import Framework
 
 RECORD_FILE = "job.json"

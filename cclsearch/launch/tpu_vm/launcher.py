@@ -23,6 +23,7 @@ from cclsearch.launch.collect import clear_results, explain_record
 from cclsearch.launch.ownership import find_attempt_files, is_own, read_inode
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
+from cclsearch.launch.tpu_vm.gcloud import make_token
 from cclsearch.launch.tpu_vm.job import (
     CANCELLED_FILE,
     RECORD_FILE,
@@ -40,17 +41,18 @@ from cclsearch.launch.tpu_vm.job import (
     unpack_results,
     write_bundle,
 )
-from cclsearch.launch.tpu_vm.resource_names import make_token
 from cclsearch.launch.tpu_vm.settings import DATA_SETTINGS, TpuSettings
-from cclsearch.launch.tpu_vm.worker_group import (
+from cclsearch.launch.tpu_vm.workers import (
     Unreachable,
     WorkerAnswer,
     WorkerAnswers,
     WorkerGroup,
+    WorkersLost,
+    WorkersPending,
+    WorkersReady,
     WorkerState,
     is_permanent_error,
 )
-from cclsearch.launch.tpu_vm.worker_source import WorkersLost, WorkersPending, WorkersReady
 from cclsearch.space.framework import Framework, load_framework
 
 BUNDLE_FILE = "bundle.tar.gz"

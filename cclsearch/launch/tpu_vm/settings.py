@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from cclsearch.core.values import Model
-from cclsearch.launch.fields import ShellLine, Word
+from cclsearch.launch.environment import ShellLine, Word
 
 _TARGET = re.compile(r"(?:(?P<user>[^@\s:]+)@)?(?P<host>[^@\s:]+|\[[0-9a-fA-F:]+\])(?::(?P<port>\d+))?")
 

@@ -20,7 +20,14 @@ from cclsearch.tasks.serving import space_rules  # noqa: F401  importing registe
 from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES
 from cclsearch.tasks.serving.answers import SameAnswers
 from cclsearch.tasks.serving.closed_form.kernel_tables import require_kernel_tables
-from cclsearch.tasks.serving.contract import Arrival, MeasuredLoad, ServingEvidence, ServingInput, ServingResult
+from cclsearch.tasks.serving.contract import (
+    Arrival,
+    MeasuredLoad,
+    ServingEvidence,
+    ServingInput,
+    ServingResult,
+    read_request_log,
+)
 from cclsearch.tasks.serving.diagnosis import diagnose_load
 from cclsearch.tasks.serving.measurements import (
     COLUMNS,
@@ -35,7 +42,6 @@ from cclsearch.tasks.serving.measurements import (
     derive_energy,
     measure_load,
 )
-from cclsearch.tasks.serving.request_log import read_request_log
 from cclsearch.tasks.serving.workload import (
     SERVING_FIELDS,
     check_limits,

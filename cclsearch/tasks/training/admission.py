@@ -12,10 +12,9 @@ from cclsearch.scoring import admission as general
 from cclsearch.scoring.admission import Finding, admission_rule
 from cclsearch.scoring.outcome import Verdict
 from cclsearch.tasks.training.contract import TrainingEvidence
-from cclsearch.tasks.training.layout_rule import check_traced_layout
 from cclsearch.tasks.training.thresholds import DEFAULT
 from cclsearch.tasks.training.time_rules import check_step_times, check_trace_time
-from cclsearch.tasks.training.trace_rules import check_precision, check_traced_work
+from cclsearch.tasks.training.trace_rules import check_precision, check_traced_layout, check_traced_work
 
 WORK_RULES = frozenset({"work", "world_size", "traced_work", "precision", "traced_layout"})
 """Rules whose violation means that the job did not do the requested work."""

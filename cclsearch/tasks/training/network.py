@@ -1,8 +1,8 @@
 """Bandwidth and latency of each axis of a layout: from the two bandwidths of a machine, or from links.
 
 Links are measured, or belong to a simulated cluster. Then an axis has the rate of its slowest group
-(`network/groups.py`, `network/axis.py`). Ranks are in the order of the knob `rank_order`. On measured links, the knobs
-`host_order` and `device_order` put nodes, devices inside nodes, or all ranks in an order found by local improvement.
+(`network/groups.py`). Ranks are in the order of the knob `rank_order`. On measured links, the knobs `host_order` and
+`device_order` put nodes, devices inside nodes, or all ranks in an order found by local improvement.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.network.axis import measured_link, simulated_link
-from cclsearch.network.groups import GroupLink
+from cclsearch.network.groups import GroupLink, measured_link, simulated_link
 from cclsearch.network.matrix import LinkMatrix
 from cclsearch.network.placement import (
     Order,

@@ -15,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
+from cclsearch.core.values import Config
+from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.columns import map_columns
-from cclsearch.tasks.machine import Machine, read_machines
-from cclsearch.tasks.training.layout import Array, Layout
+from cclsearch.tasks.machine import Machine, read_machine, read_machines
+from cclsearch.tasks.training.layout import Array, Layout, read_layout
 from cclsearch.tasks.training.memory import MULTIPLIERS as MEMORY_MULTIPLIERS
 from cclsearch.tasks.training.memory import MemoryParts, combine_memory, memory_parts
 from cclsearch.tasks.training.network import Mesh, Network
@@ -176,3 +178,23 @@ def _look_at(layout: Layout, stages: Stages, stage: int) -> Layout:
 def pick(each: Sequence[Any], which_N: Numbers) -> Any:
     """Return the parts whose row n is row n of `each[which_N[n]]`."""
     return each[0] if len(each) == 1 else map_columns(lambda *values: np.choose(which_N, values), *each)
+
+
+def find_places(card: Card, config: Config) -> tuple[int, ...]:
+    """Return the place of each rank; empty if they are in order, or if the configuration does not ask for it."""
+    layout = _layout_of(card, config)
+    places = connect(card, layout, read_machine(card)).place(0).tolist()
+    return tuple(places) if places != list(range(len(places))) else ()
+
+
+def find_layers(card: Card, config: Config) -> tuple[int, ...]:
+    """Return the layers of each pipeline stage."""
+    card, layout = card.for_trial(config), _layout_of(card, config)
+    network = connect(card, layout, read_machine(card))
+    stages = find_stages(card, layout, read_machines(card), network)
+    return tuple(stages.layers_NS[0].tolist())
+
+
+def _layout_of(card: Card, config: Config) -> Layout:
+    """Return the layout of this configuration alone."""
+    return read_layout(card, space_from_rows([Knob(name, (value,)) for name, value in config.items()], [dict(config)]))

@@ -1,4 +1,7 @@
-"""The task `training`: optimizer steps of a fixed global batch."""
+"""The task `training`: optimizer steps of a fixed global batch.
+
+Every layout trains the same weights on the same data, so the losses of all trials agree.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,108 @@ from cclsearch.card.task import TASKS
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import Config, Failure, FailureKind, Stage, Value
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
+from cclsearch.scoring.agreement import Measure, find_largest
 from cclsearch.scoring.derive import relative_spread
+from cclsearch.space.framework import Framework
 from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.training import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.training.admission import ADMISSION_RULES, WORK_RULES
-from cclsearch.tasks.training.agent_words import NAMES, describe_assumptions
 from cclsearch.tasks.training.contract import TrainingEvidence, TrainingInput, TrainingResult
-from cclsearch.tasks.training.losses import SameLosses
 from cclsearch.tasks.training.measurements import METRICS, derive_metrics, median_step_time
 from cclsearch.tasks.training.stages import EVEN, SPLIT_KNOB
 
 if TYPE_CHECKING:
     from cclsearch.stats.closed_form import Predictor
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "micro_batches": "micro-batches per optimizer step and data-parallel rank (gradient accumulation)",
+        "scale": "the whole step, every part of it alike",
+        "gemm": "matrix multiplications of the layers",
+        "attention": "attention kernels",
+        "elementwise": "kernels limited by memory bandwidth: norms, activations, residuals",
+        "recompute": "forward passes repeated by activation checkpointing",
+        "vocabulary": "output projection and loss, on the last pipeline stage",
+        "imbalance": "how much that stage delays the other stages (belief stage_imbalance)",
+        "launch": "host time to launch kernels, which overlaps with the device's work",
+        "tp scale up, tp scale out": "tensor-parallel collectives in a node, and between nodes: bytes over bandwidth",
+        "tp wait": "latency of each of these collectives; tp wait staged: more of it, if there are pipeline stages too",
+        "launch and latency": "what launch, tp wait and p2p wait add to a step",
+        "bubble": "fill and drain of the pipeline",
+        "p2p (point to point), p2p wait": "transfers between pipeline stages: bytes over bandwidth, and delay of each",
+        "dp (data parallel)": "reduction of gradients and gathering of sharded weights, as far as it is exposed",
+        "dp overlap": "the share of it that the backward pass hides",
+        "each_micro_batch": "a belief about launch, tp wait and p2p wait: what each micro-batch costs, however small",
+    }
+)
+"""Name in tables, predictions and beliefs -> its meaning."""
+ADAM_BYTES = {
+    True: "bf16 weights, fp32 gradients, fp32 master weights and two fp32 moments: 18 bytes",
+    False: "fp32 weights, gradients and two moments: 16 bytes",
+}
+"""Whether the work is in 16 bits -> the bytes that `memory.py` counts per parameter."""
+
+
+def describe_assumptions(card: Card) -> str:
+    """Return the closed forms' assumptions for undeclared behaviour, in one line."""
+    is_16_bit = card.precision not in {"fp32", "float32", "tf32"}
+    return (
+        f"assumed by the closed form unless a knob says otherwise: Adam with {ADAM_BYTES[is_16_bit]} per parameter; "
+        "1F1B pipeline schedule without interleaving; no activation recomputation; gradients reduced once a step, "
+        "overlapped with the last backward pass. If neither a knob nor the framework's file says it, the trials teach "
+        "whether ranks shard optimizer states, split the sequence or recompute activations, and the bytes of "
+        "gradients. The framework may do otherwise"
+    )
+
+
+class SameLosses:
+    """Compares the loss of each optimizer step between the trials of one search and precision."""
+
+    rule = "same_losses"
+    values = "losses"
+    deviation = "relative deviation"
+    tolerated = frozenset({"load", "spread", "constraints"})
+
+    def read(self, payload: TrainingInput, result: TrainingResult) -> tuple[float, ...]:
+        losses = result.losses[: count_steps(payload) + 1]  # torch's profiler has a step of its own to warm up
+        return losses if all(map(math.isfinite, losses)) else ()
+
+    def kind(self, payload: TrainingInput) -> str:
+        return payload.precision
+
+    def bound(self, framework: Framework, kind: str) -> float | None:
+        return framework.same_losses.bound(kind)
+
+    def measure(self, framework: Framework, kind: str) -> Measure:
+        return find_largest
+
+    def find_missing(self, framework: Framework, payload: TrainingInput, num_values: int) -> str:
+        want = count_steps(payload)
+        if self.bound(framework, payload.precision) is None or num_values >= want:
+            return ""
+        found = f"the run script reported the losses of {num_values} of {want} steps"
+        return f"{found}, but {framework.name} declares a bound for them"
+
+    def explain(self, framework: Framework, payload: TrainingInput) -> str:
+        why = framework.same_losses.none
+        return f"{framework.name} promises no bound: {why}" if why else f"{framework.name} declares no bound"
+
+    def describe_value(self, payload: TrainingInput, index: int, value: float) -> str:
+        return f"{value:.6g} at step {index + 1} ({name_window(payload, index)})"
+
+
+def count_steps(payload: TrainingInput) -> int:
+    """Return the optimizer steps whose losses a run script reports: warm-up, timed and profiled ones."""
+    return payload.warmup_steps + payload.timed_steps + payload.profiled_steps
+
+
+def name_window(payload: TrainingInput, index: int) -> str:
+    """Return the window of the step with that index, from 0: `warm-up`, `timed` or `profiled`."""
+    if index < payload.warmup_steps:
+        return "warm-up"
+    return "timed" if index < payload.warmup_steps + payload.timed_steps else "profiled"
 
 
 class TrainingTask(Task):
@@ -152,11 +243,11 @@ def _find_unlike(card: Card, config: Config) -> dict[str, tuple[Any, ...]]:
     """Return the ranks' input for unlike links, accelerators or stages."""
     found: dict[str, tuple[Any, ...]] = {}
     if card.hardware.links is not None:
-        from cclsearch.tasks.training.placement import find_places
+        from cclsearch.tasks.training.staged import find_places
 
         found["places"] = find_places(card, config)
     if config.get(SPLIT_KNOB, EVEN) != EVEN:
-        from cclsearch.tasks.training.placement import find_layers
+        from cclsearch.tasks.training.staged import find_layers
 
         found["stage_layers"] = find_layers(card, config)
     speeds = [group.speed for group in card.hardware.groups for _ in range(group.num_accelerators)]

@@ -18,10 +18,9 @@ from cclsearch.card.hardware import Accelerator, match_accelerator
 from cclsearch.core.errors import UserError
 from cclsearch.network.collectives import ALGORITHMS, Collectives, Compression
 from cclsearch.network.engine import Work
-from cclsearch.network.sharing import Array, Ids
 from cclsearch.network.spec import ClusterSpec
 from cclsearch.network.sweep import Speeds
-from cclsearch.network.topology import TieredNetwork
+from cclsearch.network.topology import Array, Ids, TieredNetwork
 from cclsearch.trace.collectives import count_unsized
 from cclsearch.trace.events import POINT_TO_POINT, Collective, Kind, Reason
 from cclsearch.trace.metric import NotAvailable

@@ -1,5 +1,5 @@
 """Workers that only prefill and workers that only decode, as Splitwise (Patel et al. 2024) and DistServe (Zhong et al.
-2024) have it: their columns in a space, and the load of each in the steady state."""
+2024) have it: their columns in a space, equal rows among them, and the load of each in the steady state."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import Rows
 from cclsearch.stats.columns import map_columns, read_choices
 from cclsearch.tasks.machine import read_machine
-from cclsearch.tasks.serving.closed_form.replica import Array, Replica, read_replica
-from cclsearch.tasks.serving.closed_form.served_model import find_served
+from cclsearch.tasks.serving.closed_form.replica import Array, Replica, find_served, read_replica
 from cclsearch.tasks.serving.closed_form.steady_state import serve, time_parts
 from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, LoadParts, cached_numbers, compute_load
 
@@ -108,3 +108,23 @@ def _move_prompt(card: Card, prefill: Replica, input_len: float) -> Array:
     model, machine = find_served(card), read_machine(card)
     num_bytes = cached_numbers(model.arch) * model.held_tokens(input_len) * model.arch.num_layers * prefill.cache_bytes
     return np.asarray(machine.out_latency_s + num_bytes / prefill.attention_ranks / machine.out_bytes_s)
+
+
+UNUSED = ("block_size", "is_chunked", "is_alone", "restarts", "cache_gib", "memory_share")
+"""Columns that the closed forms of a load do not use; the simulation does."""
+# A small space's rows cost less than finding the equal ones for each calibration.
+MIN_ROWS = 4096
+"""Size below which a space is computed whole."""
+
+
+def find_first_equal(at: Deployment) -> Rows:
+    """(N,) the first row that equals each row in everything that closed forms use."""
+    size = len(at.accelerators)
+    if size < MIN_ROWS:
+        return np.arange(size)
+    roles = [role for role in (at.whole, at.prefill, at.decode) if role is not None]
+    columns = [getattr(role, n) for role in roles for n in role.__dataclass_fields__ if n not in UNUSED]
+    columns += [] if at.is_apart is None else [at.is_apart]
+    values = np.column_stack([column.astype(np.float64) for column in columns])
+    _, first, inverse = np.unique(values, axis=0, return_index=True, return_inverse=True)
+    return np.asarray(first[inverse.ravel()])

@@ -26,10 +26,9 @@ from cclsearch.card.catalogue import find_by_name
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.errors import UserError
 from cclsearch.space.table import Space
-from cclsearch.tasks.serving.closed_form.replica import Array, Replica
+from cclsearch.tasks.serving.closed_form.replica import Array, Replica, name_engines
 from cclsearch.tasks.serving.closed_form.steady_state import serve
 from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, LoadParts
-from cclsearch.tasks.serving.engines import name_engines
 
 PACKAGE = "aiconfigurator"
 # Both err alike before any trial (benchmarks/serving.md).

@@ -16,8 +16,7 @@ from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, MemoryForm, Rows
 from cclsearch.stats.kernel import KernelShape
 from cclsearch.tasks.serving.closed_form.disaggregation import Deployment
-from cclsearch.tasks.serving.closed_form.replica import Array, Replica
-from cclsearch.tasks.serving.closed_form.served_model import UNQUANTIZED, find_served, other_weight_bytes
+from cclsearch.tasks.serving.closed_form.replica import UNQUANTIZED, Array, Replica, find_served, other_weight_bytes
 from cclsearch.tasks.serving.closed_form.steps import cache_ranks, cached_numbers
 
 MIN_MEMORY = MetricInfo(

@@ -15,15 +15,17 @@ from cclsearch.stats.calibration import ParametricModel, Prior, RowModel
 from cclsearch.stats.closed_form import Cells, ClosedForm, Derived, Loads, Predictor, Rows
 from cclsearch.stats.columns import map_columns, take_rows
 from cclsearch.stats.kernel import read_features
-from cclsearch.tasks.serving.closed_form.deduplicate import find_first_equal
-from cclsearch.tasks.serving.closed_form.disaggregation import Deployment, compute_parts, read_deployment
+from cclsearch.tasks.serving.closed_form.disaggregation import (
+    Deployment,
+    compute_parts,
+    find_first_equal,
+    read_deployment,
+)
 from cclsearch.tasks.serving.closed_form.kernel_tables import make_kernel_prior
 from cclsearch.tasks.serving.closed_form.memory import make_memory_form
-from cclsearch.tasks.serving.closed_form.open_loop import serve_open
-from cclsearch.tasks.serving.closed_form.priors import LOAD_PRIORS, PRIOR, TPOT, TTFT
 from cclsearch.tasks.serving.closed_form.replica import Array
-from cclsearch.tasks.serving.closed_form.steady_state import Served, serve
-from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, SHARES, LoadParts
+from cclsearch.tasks.serving.closed_form.steady_state import Served, serve, serve_open
+from cclsearch.tasks.serving.closed_form.steps import LOAD_PRIORS, MULTIPLIERS, PRIOR, SHARES, TPOT, TTFT, LoadParts
 from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
 from cclsearch.tasks.serving.simulation.refine import make_refinement, read_load
 from cclsearch.tasks.serving.workload import read_limits

@@ -1,20 +1,95 @@
-"""The columns of a space that the cost of a serving engine's step depends on."""
+"""The columns of a space that the cost of a serving engine's step depends on, and the model as servers run it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.card.model import PRECISION, Card
+from cclsearch.card.catalogue import find_by_name
+from cclsearch.card.model import FRAMEWORK_KNOBS, PRECISION, Card, ModelArch
 from cclsearch.core.values import Value
 from cclsearch.space.table import Space
 from cclsearch.stats.columns import read_choices
 from cclsearch.tasks.machine import read_machine
-from cclsearch.tasks.serving.closed_form.served_model import FOUR_BITS
-from cclsearch.tasks.serving.engines import find_engine_times, read_engines
+
+UNQUANTIZED = 2.0
+"""Bytes of weights that quantized checkpoints leave as they are."""
+FOUR_BITS = 0.6
+"""Bytes of a weight with 4 bits, and its share of scales, at most."""
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The model as servers run it."""
+
+    arch: ModelArch
+    """The card's shape; latent attention, shared experts and dense layers by the catalogue if the card has none."""
+    windowed_layers: int
+    """Layers that see the last `window` tokens only."""
+    window: int
+
+    def held_tokens(self, tokens: float) -> float:
+        """Return the tokens of a sequence whose keys and values a layer keeps, as the mean over layers."""
+        share = self.windowed_layers / self.arch.num_layers
+        return (1 - share) * tokens + share * min(tokens, self.window)
+
+
+def find_served(card: Card) -> ServedModel:
+    """Return the model of the card, completed by the published model of its name if layers and widths agree."""
+    arch = card.arch
+    known = find_by_name(card.family) if card.family else None
+    stated = {"num_layers": arch.num_layers, "hidden_size": arch.hidden_size, "num_heads": arch.num_heads}
+    if known is None or any(known.fields[name] != value for name, value in stated.items()):
+        return ServedModel(arch, 0, 0)
+    if known.latent and arch.kv_lora_rank is None:
+        arch = arch.model_copy(update=dict(known.latent))
+    if arch.moe is not None:
+        fields = ("num_shared_experts", "num_dense_layers")
+        missing = {name: known.fields[name] for name in fields if not getattr(arch.moe, name) and name in known.fields}
+        arch = arch.model_copy(update={"moe": arch.moe.model_copy(update=missing)})
+    return ServedModel(arch, known.windowed_layers, known.window)
+
+
+def other_weight_bytes(arch: ModelArch, weight_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the bytes of a weight outside of the experts.
+
+    4-bit checkpoints of mixtures of experts quantize the experts alone (OpenAI 2025, gpt-oss model card, section 2.1;
+    NVIDIA's card of DeepSeek-R1-FP4).
+    """
+    if arch.moe is None:
+        return weight_bytes
+    return np.where(weight_bytes <= FOUR_BITS, UNQUANTIZED, weight_bytes)
+
+
+# From LLM-Inference-Bench (benchmarks/serving.md). llama.cpp is left out: how much slower it is depends on the batch.
+ENGINE_TIMES = {"tensorrtllm": 0.82, "trtllm": 0.82, "deepspeedmii": 1.25}
+"""Engine -> its time for the same work, relative to vLLM's."""
+
+
+def find_engine_times(card: Card, space: Space) -> Array:
+    """(N,) time of each configuration's engine / vLLM's; 1 for an unknown one."""
+    return read_engines(card, space, _find_time)
+
+
+def read_engines(card: Card, space: Space, read: Callable[[str], float]) -> Array:
+    """(N,) a number that follows from the name of each configuration's engine."""
+    knob = next((space.find(name) for name in FRAMEWORK_KNOBS if space.has(name)), None)
+    return read_choices(space, knob, lambda choice: read(str(choice)), read(card.framework))
+
+
+def name_engines(card: Card, space: Space) -> list[str]:
+    """The engine of each configuration: the value of the knob that names it, else the card's framework."""
+    knob = next((name for name in FRAMEWORK_KNOBS if space.has(name)), None)
+    return [card.framework] * len(space) if knob is None else list(map(str, space.column(knob)))
+
+
+def _find_time(engine: str) -> float:
+    return ENGINE_TIMES.get(re.sub("[^a-z0-9]", "", engine.lower()), 1.0)
+
 
 Array = NDArray[np.float64]
 

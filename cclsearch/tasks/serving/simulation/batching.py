@@ -14,8 +14,16 @@ import numpy as np
 
 from cclsearch.stats.columns import take_rows
 from cclsearch.tasks.serving.closed_form.replica import Array
-from cclsearch.tasks.serving.simulation.engines import ENDLESS, Answered, Bools, Engines, Ints, Requests
-from cclsearch.tasks.serving.simulation.step_times import StepMix, count_steps
+from cclsearch.tasks.serving.simulation.step_times import (
+    ENDLESS,
+    Answered,
+    Bools,
+    Engines,
+    Ints,
+    Requests,
+    StepMix,
+    count_steps,
+)
 
 NEVER = np.int64(2**60)
 MAX_TURNS = 2_000_000

@@ -21,8 +21,7 @@ from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, St
 from cclsearch.tasks.serving.contract import PlannedRequest
 from cclsearch.tasks.serving.measurements import GOODPUT, STATISTICS, THROUGHPUT
 from cclsearch.tasks.serving.simulation.batching import answer_all
-from cclsearch.tasks.serving.simulation.engines import ENDLESS, Answered, Engines, Ints, Requests
-from cclsearch.tasks.serving.simulation.step_times import StepTimes
+from cclsearch.tasks.serving.simulation.step_times import ENDLESS, Answered, Engines, Ints, Requests, StepTimes
 
 PERCENTS = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 # This bounds the memory.

@@ -19,10 +19,9 @@ from cclsearch.stats.calibration import ParametricModel, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Predictor, Rows
 from cclsearch.stats.columns import take_rows
 from cclsearch.tasks.serving.closed_form.disaggregation import Deployment
-from cclsearch.tasks.serving.closed_form.open_loop import Arrivals, read_arrivals
-from cclsearch.tasks.serving.closed_form.priors import LOAD_PRIORS, TPOT, TTFT
 from cclsearch.tasks.serving.closed_form.replica import Array
-from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS
+from cclsearch.tasks.serving.closed_form.steady_state import Arrivals, read_arrivals
+from cclsearch.tasks.serving.closed_form.steps import LOAD_PRIORS, MULTIPLIERS, TPOT, TTFT
 from cclsearch.tasks.serving.contract import Arrival
 from cclsearch.tasks.serving.measurements import LATENCY_METRICS, THROUGHPUT
 from cclsearch.tasks.serving.simulation.load import Simulated, SimulatedLoad, Simulator
