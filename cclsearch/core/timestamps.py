@@ -27,8 +27,3 @@ class BootMoment(Model):
         if self.boot_id and self.boot_id == boot_id():
             return max(0.0, boot_clock_s() - self.boot_s)
         return max(0.0, time.time() - self.wall_s)
-
-
-def elapsed_since(moment: BootMoment | None, wall_s: float) -> float:
-    """Return the seconds since a moment; since a Unix time if none was recorded."""
-    return moment.elapsed_s() if moment is not None else max(0.0, time.time() - wall_s)

@@ -58,7 +58,7 @@ class RunPlace(Model):
 
 
 def find_attempt_files(run_dir: Path | None, name: str) -> list[Path]:
-    """Return the files of that name of all attempts of a run, in the attempts' folders and in older trials' own."""
+    """Return the files or folders of that name (or pattern) of all attempts of a run, in order."""
     trials = (run_dir or Path()).absolute() / TRIALS_FOLDER
     return sorted([*trials.glob(f"*/{name}"), *trials.glob(f"*/attempts/*/{name}")]) if run_dir is not None else []
 

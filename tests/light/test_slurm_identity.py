@@ -13,9 +13,10 @@ from slurm.trials import make_job
 from cclsearch.core.errors import UserError
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.slurm.commands import expand_ids, query_job
-from cclsearch.launch.slurm.job_files import RunScript, Submission, classify_trial, name_chunk
+from cclsearch.launch.slurm.job_files import RunScript, Submission, classify_trial, make_job_spec
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
+from cclsearch.launch.slurm.submit import render_chunk
 
 SEPARATOR = "\x1f"
 SUBMITTED = "2026-01-02T03:04:05"
@@ -91,7 +92,8 @@ def age_submission(handle: Handle) -> None:
     """Make the submission old enough for a query to count."""
     path = Path(handle.details["folder"]) / "submission.json"
     record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "at": record["at"] - 3600, "moment": None}))
+    moment = {"wall_s": record["moment"]["wall_s"] - 3600, "boot_id": "another", "boot_s": 0.0}
+    path.write_text(json.dumps({**record, "moment": moment}))
 
 
 def strangers(handle: Handle) -> list[str]:
@@ -123,37 +125,6 @@ def test_the_searchs_own_job_is_cancelled_next_to_a_stranger_and_after_a_requeue
     resumed = open_run(tmp_path)
     assert resumed.poll([handle])[0].state is JobState.QUEUED
     resumed.cancel([handle])
-    assert slurm.cancelled == ["77"]
-
-
-@pytest.mark.parametrize(
-    ("index", "num_jobs", "own"),
-    [(None, 1, "mine-t0001-a1"), (0, 2, "mine-x2"), (1, 3, "mine-x3"), (0, None, "mine-t0001-a1")],
-)
-def test_a_job_that_an_earlier_version_submitted_is_known_by_the_name_it_gave(
-    run,
-    slurm,
-    tmp_path,
-    index,
-    num_jobs,
-    own,
-):
-    """It recorded neither name nor submit time; an array has a name of its own."""
-    _, handle = run
-    folder, place = Path(handle.details["folder"]), place_of(handle)
-    (folder / "seen.json").unlink()
-    record = json.loads((folder / "submission.json").read_text())
-    (folder / "submission.json").write_text(json.dumps({**record, "index": index, "is_identified": False}))
-    (place / "jobs.json").unlink(missing_ok=True)
-    if num_jobs is not None:
-        jobs = [str(folder / "payload.json")] * num_jobs
-        (place / "jobs.json").write_text(json.dumps({"run_id": "mine", "jobs": jobs}))
-    for name in {"mine-t0001-a1", "mine-x2", "mine-x3", "my-thesis"} - {own}:
-        slurm.list_jobs(row("77", "RUNNING", place, name))
-        open_run(tmp_path).cancel([handle])
-        assert slurm.cancelled == [], name
-    slurm.list_jobs(row("77", "RUNNING", place, own))
-    open_run(tmp_path).cancel([handle])
     assert slurm.cancelled == ["77"]
 
 
@@ -271,6 +242,9 @@ def _poll_until(state: JobState, launcher: SlurmLauncher, handle: Handle) -> Job
     raise AssertionError(status)
 
 
-def test_a_single_job_has_its_attempts_name_and_an_array_its_own():
-    assert name_chunk("run", "run-t0001-a1", 1) == "run-t0001-a1"
-    assert name_chunk("run", "run-t0001-a1", 3) == "run-x3"
+def test_a_single_job_has_its_attempts_name_and_an_array_its_own(tmp_path):
+    settings = SlurmSettings(cpu_only=True)
+    jobs = [make_job(tmp_path / "mine", trial, ranks=1) for trial in (1, 2)]
+    specs = [make_job_spec(job, RunScript(Path(__file__), "process", {}), settings) for job in jobs]
+    assert "#SBATCH --job-name=mine-t0001-a1\n" in render_chunk(specs[:1], tmp_path, settings)
+    assert "#SBATCH --job-name=mine-x2\n" in render_chunk(specs, tmp_path, settings)

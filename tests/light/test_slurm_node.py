@@ -14,7 +14,9 @@ from command_line import run_command
 from slurm.trials import make_job
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.processes import ProcessIdentity
 from cclsearch.core.secrets import redact
+from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, JobState, write_model
 from cclsearch.launch.slurm import node
@@ -273,7 +275,8 @@ def test_a_step_in_another_shells_allocation_is_found_and_cancelled(tmp_path, co
     program = RunScript(Path(__file__), "process", {})
     spec = make_job_spec(make_job(run, 1, ranks=1), program, settings)
     prepare_folder(spec)
-    step = StepRecord(allocation="77", nodes=("n1",), at=time.time(), pid=1, born="another start of another machine/1")
+    elsewhere = ProcessIdentity(1, "another start of another machine", "1")
+    step = StepRecord(allocation="77", nodes=("n1",), moment=BootMoment.now(), process=elsewhere, submitted="")
     write_model(spec.folder / "launched.json", step)
     write_fake_command(commands, "squeue", f'echo "$*" >>{asked}; echo "77.3 {spec.name}"; echo "77.4 other"')
     write_fake_command(commands, "scancel", f'echo "scancel $*" >>{asked}; echo "{{}}" >{spec.folder}/end.json')
@@ -389,7 +392,8 @@ def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path, commands):
     handle = launcher.submit([make_job(tmp_path / "forgot", 1, ranks=1)])[0]
     folder = Path(handle.details["folder"])
     submission = json.loads((folder / "submission.json").read_text())
-    (folder / "submission.json").write_text(json.dumps({**submission, "at": submission["at"] - 60, "moment": None}))
+    earlier = {"wall_s": submission["moment"]["wall_s"] - 60, "boot_id": "another", "boot_s": 0.0}
+    (folder / "submission.json").write_text(json.dumps({**submission, "moment": earlier}))
     (folder / "started.json").write_text(json.dumps({"job_id": "5", "host": "n", "at": 1.0}))
     over = {"job_id": "5", "started_at": 1.0, "ended_at": 2.0, "exit_code": 1, "reason": "finished", "signal": None}
     (folder / "end.json").write_text(json.dumps(over))

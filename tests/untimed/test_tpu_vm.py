@@ -168,6 +168,7 @@ def test_search_ends_at_once_when_the_login_expires_and_adopts_jobs_later(sshd, 
 
 @pytest.mark.parametrize(("started_s_ago", "ends"), [(0.0, False), (500.0, True)])
 def test_trial_fails_after_its_time_limit_if_the_cloud_does_not_answer(sshd, tmp_path, started_s_ago, ends):
+    from cclsearch.core.timestamps import BootMoment
     from cclsearch.core.trust import trust_project
     from cclsearch.launch.base import Handle, JobState, write_model
     from cclsearch.launch.profile import load_profile, make_launcher
@@ -175,14 +176,14 @@ def test_trial_fails_after_its_time_limit_if_the_cloud_does_not_answer(sshd, tmp
 
     trust_project(tmp_path)
     run, trial = tmp_path / "run", tmp_path / "run" / "trials" / "0001"
-    started_s = time.time() - started_s_ago
+    began = BootMoment(wall_s=time.time() - started_s_ago, boot_id="another", boot_s=0.0)
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         make_source(cloud, run).request("r1")
         cloud.set_faults(describe=["UNAVAILABLE: The service is currently unavailable"] * 2)
         common = {"run_id": "r1", "trial": 1, "attempt": 1, "name": "r1-t0001-a1", "trial_dir": trial}
-        record = TpuJobRecord(**common, num_processes=2, timeout_s=10, submitted_s=started_s)
+        record = TpuJobRecord(**common, num_processes=2, timeout_s=10)
         write_model(attempt_folder(trial, 1) / "job.json", record)
-        write_model(attempt_folder(trial, 1) / "begun.json", TpuStartRecord(place="x", started_s=started_s))
+        write_model(attempt_folder(trial, 1) / "begun.json", TpuStartRecord(place="x", moment=began, coordinator=""))
         launcher = make_launcher(load_profile(str(cloud.profile)), framework="jax-cpu", run_dir=run)
         handle = Handle(launcher="tpu-vm", job_name=record.name, job_id=record.name, trial_dir=trial)
         status = launcher.poll([handle])[0]

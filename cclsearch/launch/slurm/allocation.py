@@ -19,10 +19,11 @@ from pathlib import Path
 from cclsearch.core import processes
 from cclsearch.core.content import list_frameworks
 from cclsearch.core.errors import UnavailableError, UserError
-from cclsearch.core.timestamps import BootMoment, elapsed_since
+from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import FailureKind, Model, Stage
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, write_model
 from cclsearch.launch.contract import RunStatus
+from cclsearch.launch.ownership import find_attempt_files
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.launch.slurm.commands import (
     QueueRow,
@@ -47,7 +48,7 @@ from cclsearch.launch.slurm.job_files import (
     make_job_spec,
     sees_file,
 )
-from cclsearch.launch.slurm.launcher import SlurmLauncher
+from cclsearch.launch.slurm.launcher import ATTEMPT_FOLDERS, SlurmLauncher
 from cclsearch.launch.slurm.settings import DATA_SETTINGS, SlurmSettings
 from cclsearch.launch.slurm.submit import render_chunk
 from cclsearch.launch.slurm.watch import DEADLINE_S, mark_cancelled
@@ -66,26 +67,11 @@ class StepRecord(Model):
 
     allocation: str
     nodes: tuple[str, ...]
-    at: float
-    moment: BootMoment | None = None
-    """The same moment by the boot clock, which no clock change affects."""
-    pid: int | None = None
-    born: str = ""
-    """Boot id and start tick of the process: a reused process id has another start tick."""
-    pid_ns: str = ""
-    """PID namespace that `pid` is of."""
-    submitted: str = ""
-    """Slurm's submit time of the allocation: a job that gets its number later has another one."""
-
-    @property
-    def process(self) -> processes.ProcessIdentity | None:
-        """The step's process; None before it was started."""
-        boot, _, start = self.born.partition("/")
-        return None if self.pid is None else processes.ProcessIdentity(self.pid, boot, start, self.pid_ns)
-
-    def elapsed_s(self) -> float:
-        """Return the seconds since its start."""
-        return elapsed_since(self.moment, self.at)
+    moment: BootMoment
+    process: processes.ProcessIdentity | None = None
+    """None before it was started."""
+    submitted: str
+    """Slurm's submit time of the allocation: a job that gets its number later has another one; empty if unknown."""
 
 
 class RefusalRecord(Model):
@@ -172,7 +158,7 @@ class AllocationLauncher(SlurmLauncher):
     def find(self, run_id: str) -> list[Handle]:
         """Return the attempts of the run that were started as steps."""
         found = []
-        for folder in self._folders_on_disk():
+        for folder in find_attempt_files(self.run_dir, ATTEMPT_FOLDERS):
             spec = self._read_spec(folder)
             if spec is not None and spec.run_id == run_id and _was_started(spec):
                 self._specs[folder] = spec
@@ -214,7 +200,7 @@ class AllocationLauncher(SlurmLauncher):
 
     def _running_steps(self) -> Iterator[StepRecord]:
         """Yield the steps of this run that have not ended."""
-        on_disk = (self._read_spec(folder) for folder in self._folders_on_disk())
+        on_disk = (self._read_spec(folder) for folder in find_attempt_files(self.run_dir, ATTEMPT_FOLDERS))
         known = {spec.folder: spec for spec in (*on_disk, *self._specs.values()) if spec is not None}
         for spec in known.values():
             launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
@@ -236,14 +222,10 @@ class AllocationLauncher(SlurmLauncher):
         write_model(spec.folder / JOBS_FILE, JobList(run_id=spec.run_id, jobs=(spec.folder / SPEC_FILE,)))
         script = spec.folder / SCRIPT_FILE
         script.write_text(render_chunk([placed], spec.folder, self.settings), encoding="utf-8")
-        moment = BootMoment.now()
         row = self._watcher.queue.row_by_number(self.allocation)
+        submitted = row.submitted if row else ""
         launched = StepRecord(
-            allocation=self.allocation,
-            nodes=tuple(nodes),
-            at=moment.wall_s,
-            moment=moment,
-            submitted=row.submitted if row else "",
+            allocation=self.allocation, nodes=tuple(nodes), moment=BootMoment.now(), submitted=submitted
         )
         write_model(spec.folder / LAUNCHED_FILE, launched)
         environment = {**step_environment(), "CCL_STEP_JOB": f"{self.allocation}.{spec.name}"}
@@ -257,10 +239,8 @@ class AllocationLauncher(SlurmLauncher):
                 start_new_session=True,
                 cwd=spec.folder,
             )
-        identity = processes.ProcessIdentity.of(process.pid)
-        born = f"{identity.boot}/{identity.start}" if identity.start else ""
-        done = {"pid": process.pid, "born": born, "pid_ns": identity.pid_ns}
-        write_model(spec.folder / LAUNCHED_FILE, launched.model_copy(update=done))
+        done = launched.model_copy(update={"process": processes.ProcessIdentity.of(process.pid)})
+        write_model(spec.folder / LAUNCHED_FILE, done)
 
     def _status(self, handle: Handle, spec: JobSpec | None) -> JobStatus:
         if spec is None:
@@ -326,7 +306,7 @@ def _was_started(spec: JobSpec) -> bool:
     if sees_file(spec.folder / STARTED_FILE):
         return True
     launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
-    return launched is not None and (launched.pid is not None or launched.elapsed_s() < CLAIM_TIMEOUT_S)
+    return launched is not None and (launched.process is not None or launched.moment.elapsed_s() < CLAIM_TIMEOUT_S)
 
 
 def _is_alive(spec: JobSpec) -> bool:
@@ -339,8 +319,8 @@ def _is_alive(spec: JobSpec) -> bool:
         return process.is_running()
     if sees_file(spec.folder / END_FILE):
         return False
-    has_started = launched.pid is not None or sees_file(spec.folder / STARTED_FILE)
-    return launched.elapsed_s() < (spec.timeout_s + DEADLINE_S if has_started else CLAIM_TIMEOUT_S)
+    has_started = process is not None or sees_file(spec.folder / STARTED_FILE)
+    return launched.moment.elapsed_s() < (spec.timeout_s + DEADLINE_S if has_started else CLAIM_TIMEOUT_S)
 
 
 def _signal(spec: JobSpec, number: int) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, read_job_json
-from cclsearch.core.timestamps import BootMoment, elapsed_since
+from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Failure, Model, TimeLimit, Value
 from cclsearch.launch.base import Job, write_model
 from cclsearch.launch.collect import collect_end
@@ -88,25 +88,16 @@ class Submission(Model):
     """The folder whose `jobs.json` was submitted."""
     index: int | None
     """Index in the array; None for a single job."""
-    at: float
-    moment: BootMoment | None = None
-    """The same moment by the boot clock, which no clock change affects."""
+    moment: BootMoment
     # Slurm lists only a user's own jobs.
-    user: int | None = None
+    user: int
     """User id of the submitter."""
-    is_identified: bool = False
-    """Whether this version submitted it and so records the job's name and submit time when the queue lists it."""
-
-    def elapsed_s(self) -> float:
-        """Return the seconds since the submission."""
-        return elapsed_since(self.moment, self.at)
 
 
 class SbatchAnswer(Model):
     """`submitted.json` of a submission: sbatch's answer."""
 
     job_id: str
-    at: float
 
 
 class StartRecord(Model):
@@ -320,17 +311,14 @@ class JobIdentity:
 def identify_job(spec: JobSpec, job_id: str) -> JobIdentity:
     """Return the identity of an attempt's job, from the attempt's files.
 
-    Before the job was listed once, its folder decides: a site's plugin may have renamed it. A job that an earlier
-    version submitted has its expected name.
+    Before the job was listed once, its folder decides: a site's plugin may have renamed it.
     """
     submission = Submission.read(spec.folder / SUBMISSION_FILE)
     folder = str(submission.folder) if submission else str(spec.folder)
     seen = SeenRecord.read(spec.folder / SEEN_FILE)
     if seen is not None and seen.job_id == job_id:
         return JobIdentity(job_id, seen.name, folder, seen.submitted, seen.cluster)
-    if submission is not None and submission.is_identified:
-        return JobIdentity(job_id, "", folder)
-    return JobIdentity(job_id, _expected_name(spec, submission), folder)
+    return JobIdentity(job_id, "", folder)
 
 
 def record_sight(spec: JobSpec, job_id: str, listed: ListedJob) -> JobIdentity:
@@ -338,13 +326,3 @@ def record_sight(spec: JobSpec, job_id: str, listed: ListedJob) -> JobIdentity:
     seen = SeenRecord(job_id=job_id, name=listed.name, submitted=listed.submitted, cluster=listed.cluster)
     write_model(spec.folder / SEEN_FILE, seen)
     return identify_job(spec, job_id)
-
-
-def name_chunk(run_id: str, first_name: str, count: int) -> str:
-    """Return the name of a submission: the attempt's own if it is alone, else one of the array."""
-    return first_name if count == 1 else f"{run_id}-x{count}"
-
-
-def _expected_name(spec: JobSpec, submission: Submission | None) -> str:
-    jobs = JobList.read(submission.folder / JOBS_FILE) if submission and submission.index is not None else None
-    return name_chunk(spec.run_id, spec.name, len(jobs.jobs) if jobs else 1)

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cclsearch.core.content import TRIALS_FOLDER, project_root
+from cclsearch.core.content import project_root
 from cclsearch.core.errors import UnavailableError, UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, refuse_places
 from cclsearch.launch.collect import changed_record, explain_record
-from cclsearch.launch.ownership import is_own
+from cclsearch.launch.ownership import find_attempt_files, is_own
 from cclsearch.launch.slurm.commands import QueueRow, SlurmError, SlurmUnavailable, read_queue, require_command
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
@@ -40,6 +40,8 @@ from cclsearch.launch.slurm.watch import Classify, QueueCache, Watcher, cancel_a
 # Resuming without its answer could submit a job twice.
 FIND_TIMEOUT_S = 600.0
 """Seconds that `find` waits for a controller that does not answer."""
+ATTEMPT_FOLDERS = "slurm-a*"
+"""Pattern of the names that attempts' own folders have."""
 RESULT_POLL_S = 2.0
 """Pause between two checks for result files."""
 
@@ -121,7 +123,7 @@ class SlurmLauncher:
         """Return every submitted attempt of the run, found by the files in its folder and by Slurm's queue."""
         rows = self._read_queue_with_retry() if shutil.which("squeue") is not None else []
         found: dict[Path, Handle] = {}
-        for folder in [*self._folders_on_disk(), *_folders_in_queue(rows, run_id)]:
+        for folder in [*find_attempt_files(self.run_dir, ATTEMPT_FOLDERS), *_folders_in_queue(rows, run_id)]:
             spec = self._read_spec(folder)
             if spec is None or spec.run_id != run_id or folder in found or not self._is_ours(folder):
                 continue
@@ -214,7 +216,7 @@ class SlurmLauncher:
         if spec is None or not is_own(self.run_dir and self.run_dir.absolute(), spec.trial_dir, spec.run_inode):
             return None
         submission = Submission.read(folder / SUBMISSION_FILE)
-        if submission is not None and submission.user not in (None, os.getuid()):
+        if submission is not None and submission.user != os.getuid():
             raise UserError(
                 f"job {spec.name} was submitted by the user with id {submission.user}, and you are {os.getuid()}:"
                 " only its user can see and cancel it. Run this command as that user"
@@ -229,11 +231,6 @@ class SlurmLauncher:
             trial_dir=spec.trial_dir,
             details={"folder": str(spec.folder)},
         )
-
-    def _folders_on_disk(self) -> Iterator[Path]:
-        if self.run_dir is not None:
-            trials = self.run_dir.absolute() / TRIALS_FOLDER
-            yield from sorted([*trials.glob("*/slurm-a*"), *trials.glob("*/attempts/*/slurm-a*")])
 
     def _is_ours(self, folder: Path) -> bool:
         """Whether the folder belongs to this run: another project may have a run of the same name."""

@@ -49,7 +49,6 @@ from cclsearch.launch.slurm.job_files import (
     SbatchAnswer,
     StartRecord,
     Submission,
-    name_chunk,
 )
 from cclsearch.launch.slurm.refusal import (
     Refusal,
@@ -190,18 +189,10 @@ class Submitter:
         with _hold_lock(first.trial_dir) as descriptor:
             for index, spec in enumerate(chunk):
                 position = index if len(chunk) > 1 else None
-                moment = BootMoment.now()
-                submission = Submission(
-                    folder=folder,
-                    index=position,
-                    at=moment.wall_s,
-                    moment=moment,
-                    user=os.getuid(),
-                    is_identified=True,
-                )
+                submission = Submission(folder=folder, index=position, moment=BootMoment.now(), user=os.getuid())
                 write_model(spec.folder / SUBMISSION_FILE, submission)
             job_id = submit_script(script, pass_fds=(descriptor,), without=overridden_defaults(self.settings))
-            write_model(folder / SUBMITTED_FILE, SbatchAnswer(job_id=job_id, at=time.time()))
+            write_model(folder / SUBMITTED_FILE, SbatchAnswer(job_id=job_id))
         for index, spec in enumerate(chunk):
             self.ids[spec.folder] = f"{job_id}_{index}" if len(chunk) > 1 else job_id
         time.sleep(self.settings.submit_pause_s)
@@ -215,7 +206,7 @@ def render_chunk(chunk: Sequence[JobSpec], folder: Path, settings: SlurmSettings
     return render_script(
         first.shape,
         settings,
-        name=name_chunk(first.run_id, first.name, len(chunk)),
+        name=first.name if alone else f"{first.run_id}-x{len(chunk)}",
         comment=f"ccl-search run={first.run_id} {what}",
         folder=folder,
         command=node_command(first.host_python, first.program, "batch", folder / JOBS_FILE),

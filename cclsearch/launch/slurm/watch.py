@@ -164,7 +164,7 @@ class Watcher:
             return False
         submission = Submission.read(spec.folder / SUBMISSION_FILE)
         queried_s = boot_clock_s() - self.queue.queried_at
-        return submission is None or submission.elapsed_s() - queried_s > SETTLE_S
+        return submission is None or submission.moment.elapsed_s() - queried_s > SETTLE_S
 
     def _query_accounts(self, missing: list[JobIdentity]) -> None:
         wanted = [
@@ -208,7 +208,7 @@ class Watcher:
             return _give_up(row, f"job {row.job_id} can never start: Slurm's reason is {row.reason}")
         submission = Submission.read(spec.folder / SUBMISSION_FILE)
         limit = self.settings.queue_limit
-        if limit is not None and submission and submission.elapsed_s() > limit * 60:
+        if limit is not None and submission and submission.moment.elapsed_s() > limit * 60:
             message = f"job {row.job_id} waited {limit} min in the queue ({row.reason}), the limit set by queue_limit"
             return _give_up(row, message)
         return JobStatus(state=JobState.QUEUED, note=f"pending: {one_line(row.reason, 80)}")

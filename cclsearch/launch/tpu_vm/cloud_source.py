@@ -9,7 +9,7 @@ from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.core.timestamps import BootMoment, elapsed_since
+from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import Check, Leftover, submit_error, write_model
 from cclsearch.launch.ownership import RunPlace
@@ -58,11 +58,9 @@ class QueuedResourceRecord(CloudLocation):
     generation: int
     """Counts requests: after a preemption or refusal, the next request has another name."""
     name: str
-    asked_s: float
-    moment: BootMoment | None = None
-    """The same moment by the boot clock, which no clock change affects."""
+    moment: BootMoment
     deleted: bool = False
-    place: RunPlace | None = None
+    place: RunPlace
 
 
 class CloudSource(WorkerSource):
@@ -153,12 +151,18 @@ class QueuedResourceSource(CloudSource):
         generation, token = record.generation + 1 if record else 1, make_token(self.run_dir)
         name = name_resource(run_id, token, generation)
         self._ready = None
-        moment = BootMoment.now()
+        if self.run_dir is None:
+            raise ValueError("a queued resource must be recorded in a run's folder, but there is none")
         request = QueuedResourceRecord(
-            run_id=run_id, generation=generation, name=name, asked_s=moment.wall_s, moment=moment
+            run_id=run_id,
+            generation=generation,
+            name=name,
+            moment=BootMoment.now(),
+            place=RunPlace.of(self.run_dir),
+            project=self.settings.project,
+            zone=self.settings.zone,
         )
-        location = {"project": self.settings.project, "zone": self.settings.zone}
-        self._write(request.model_copy(update=location))
+        self._write(self.run_dir, request)
         try:
             self.gcloud.create_queued(
                 name, self.resource, {**self.resource.labels, RUN_LABEL: make_label(run_id, token)}
@@ -198,8 +202,8 @@ class QueuedResourceSource(CloudSource):
                 f" retry with `ccl-search clean {run_id}`, or see `gcloud compute tpus queued-resources list`"
             )
         self._ready = None
-        if record is not None:
-            self._write(record.model_copy(update={"deleted": True}))
+        if record is not None and self.run_dir is not None:
+            self._write(self.run_dir, record.model_copy(update={"deleted": True}))
 
     def leftovers(self, run_id: str) -> list[Leftover]:
         """Return the zone's queued resources with this run's label or name, in any state."""
@@ -252,7 +256,7 @@ class QueuedResourceSource(CloudSource):
         if state == "FAILED":
             why = one_line(str(_error_message(found) or "no reason given"), 300)
             return _lost(FailureKind.LAUNCHER, f"{named} failed: {why}", Stage.SUBMIT)
-        waited_min = elapsed_since(record.moment, record.asked_s) / 60
+        waited_min = record.moment.elapsed_s() / 60
         limit = self.settings.queue_limit_min
         if state in _WAITING and limit is not None and waited_min > limit:
             message = f"{named} was {state} for {waited_min:.0f} min, more than queue_limit_min ({limit:g})"
@@ -293,17 +297,14 @@ class QueuedResourceSource(CloudSource):
     def _read_record(self) -> QueuedResourceRecord | None:
         """Return the recorded request, read from disk; the last one seen if the folder is unavailable for a while."""
         found = QueuedResourceRecord.read(self.run_dir / REQUEST_FILE) if self.run_dir else None
-        if found is not None and found.place is not None and self.run_dir and not found.place.is_of(self.run_dir):
+        if found is not None and self.run_dir and not found.place.is_of(self.run_dir):
             found = None  # the request of the run that this folder is a copy of
         self._request = found or self._request
         return self._request
 
-    def _write(self, request: QueuedResourceRecord) -> None:
-        if self.run_dir is None:
-            raise ValueError("a queued resource must be recorded in a run's folder, but there is none")
-        request = request.model_copy(update={"place": RunPlace.of(self.run_dir)})
+    def _write(self, run_dir: Path, request: QueuedResourceRecord) -> None:
         self._request = request
-        write_model(self.run_dir / REQUEST_FILE, request)
+        write_model(run_dir / REQUEST_FILE, request)
 
 
 def make_worker_source(settings: TpuSettings, run_dir: Path | None) -> WorkerSource:

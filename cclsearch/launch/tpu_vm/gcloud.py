@@ -241,7 +241,7 @@ class RunToken(Model):
     """
 
     token: str
-    place: RunPlace | None = None
+    place: RunPlace
 
 
 class CloudLocation(Model):
@@ -255,8 +255,7 @@ def read_token(run_dir: Path | None) -> str | None:
     """Return the run's token; None before it is made, when the run has no resource."""
     # A copy of a run gets its own: the original's resources and processes are not the copy's.
     record = RunToken.read(run_dir / TOKEN_FILE) if run_dir is not None else None
-    is_foreign = record is not None and record.place is not None and run_dir and not record.place.is_of(run_dir)
-    return record.token if record is not None and not is_foreign else None
+    return record.token if record is not None and run_dir and record.place.is_of(run_dir) else None
 
 
 def make_token(run_dir: Path | None) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from cclsearch.core import atomic_file, processes
 from cclsearch.core.errors import UserError
-from cclsearch.core.timestamps import BootMoment, elapsed_since
+from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Failure, FailureKind, Model, Stage, TimeLimit
 from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.collect import FAILURES_FOLDER, MEMORY_RAN_OUT, collect_end, explain_timeout
@@ -52,7 +52,6 @@ class TpuJobRecord(Model):
     trial_dir: Path
     num_processes: int
     timeout_s: TimeLimit
-    submitted_s: float
     token: str = ""
     """The run's token: two runs of the same name may use the same workers."""
     run_inode: str = ""
@@ -74,14 +73,8 @@ class TpuStartRecord(Model):
 
     place: str
     """Resource with the workers that run it; empty for plain hosts."""
-    started_s: float
-    moment: BootMoment | None = None
-    """The same moment by the boot clock, which no clock change affects."""
-    coordinator: str = ""
-
-    def elapsed_s(self) -> float:
-        """Return the seconds since the start."""
-        return elapsed_since(self.moment, self.started_s)
+    moment: BootMoment
+    coordinator: str
 
 
 def attempt_folder(trial_dir: Path, attempt: int) -> Path:

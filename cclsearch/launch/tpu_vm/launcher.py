@@ -120,7 +120,6 @@ class TpuVmLauncher:
                 trial_dir=job.trial_dir.absolute(),
                 num_processes=math.ceil(job.payload.num_ranks / job.payload.ranks_per_node),
                 timeout_s=job.timeout_s,
-                submitted_s=time.time(),
                 token=make_token(self.profile.run_dir),
                 run_inode=read_inode(self.profile.run_dir),
             )
@@ -216,7 +215,7 @@ class TpuVmLauncher:
         if start is None:
             over = self._waited(record, -1, "cloud", patience_s)
         else:
-            over = start.elapsed_s() > patience_s
+            over = start.moment.elapsed_s() > patience_s
         if not over:
             return JobStatus(state=JobState.QUEUED if start is None else JobState.RUNNING, note=found.note)
         message = f"{found.note}, and the trial's time limit has passed"
@@ -255,8 +254,7 @@ class TpuVmLauncher:
                 self._end_processes(record, group)
                 return self._cannot_start(record, rest.silent)
         self._since = {key: since for key, since in self._since.items() if key[0] != record.name}
-        moment = BootMoment.now()
-        begun = TpuStartRecord(place=ready.name, started_s=moment.wall_s, moment=moment, coordinator=coordinator)
+        begun = TpuStartRecord(place=ready.name, moment=BootMoment.now(), coordinator=coordinator)
         write_model(folder / START_FILE, begun)
         return JobStatus(state=JobState.RUNNING, note=f"started on {record.num_processes} workers")
 
@@ -284,7 +282,7 @@ class TpuVmLauncher:
             return self._collect(record, group, by_process)
         if ended and self._waited(record, -1, "peers", PEER_GRACE_S):
             self._call_if_there(record, group, "stop")
-        if start.elapsed_s() > record.timeout_s + DEADLINE_S:
+        if start.moment.elapsed_s() > record.timeout_s + DEADLINE_S:
             message = f"not ended after {record.timeout_s:g} s, so the processes were ended"
             return self._fail_attempt(record, FailureKind.TIMEOUT, message)
         note = f"{len(by_process) - len(ended)} of {record.num_processes} processes running"
