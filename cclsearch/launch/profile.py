@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from cclsearch.card.groups import HardwareGroup
 from cclsearch.card.model import KnobDeclaration
@@ -16,7 +16,7 @@ from cclsearch.core.registry import Registry, describe_broken_plugins
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.trust import require_trust
 from cclsearch.core.values import Model, Value
-from cclsearch.core.yaml_file import read_yaml
+from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.launch.base import Launcher
 from cclsearch.launch.environment import check_environment
 from cclsearch.network.matrix import LinkMatrix
@@ -78,10 +78,7 @@ class Profile(Model):
 
     def read_settings(self, model: type[M]) -> M:
         """Return the launcher's own fields, checked by its model; UserError names file and field."""
-        try:
-            return model.model_validate(self.settings)
-        except ValidationError as error:
-            raise UserError(_explain(error, self.source or Path(self.name))) from None
+        return validate_mapping(model, self.settings, str(self.source or self.name))
 
     def require_framework(self) -> str:
         """Return the name of the framework whose run script the jobs run; ValueError if the engine set none."""
@@ -142,10 +139,7 @@ def profile_from_mapping(data: object, *, name: str, source: Path | None = None)
     own["settings"] = {str(key): value for key, value in data.items() if key not in _OWN_FIELDS}
     if isinstance(own.get("environment"), Mapping):
         own["environment"] = {str(key): _variable(value) for key, value in own["environment"].items()}
-    try:
-        profile = Profile.model_validate({**own, "name": name, "source": source})
-    except ValidationError as error:
-        raise UserError(_explain(error, where)) from None
+    profile = validate_mapping(Profile, {**own, "name": name, "source": source}, str(where))
     check_environment(profile.environment, where)
     if profile.launcher not in LAUNCHERS.names():
         known = LAUNCHERS.names()
@@ -204,15 +198,3 @@ def _variable(value: Value | None) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return "" if value is None else str(value)
-
-
-def _explain(error: ValidationError, where: Path) -> str:
-    """Return one line with file, field and problem for a pydantic error."""
-    first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"]) or "the file"
-    if first["type"] == "extra_forbidden":
-        return f"{where}: unknown field {field!r} (value {first['input']!r})"
-    if first["type"] == "value_error":
-        return f"{where}: {field}: {first['ctx']['error']}"
-    message = "must be a list" if first["type"] == "tuple_type" else first["msg"]
-    return f"{where}: {field}: {message}, but it is {first['input']!r}"

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
+from cclsearch.core.yaml_file import validate_mapping
 from cclsearch.network.matrix import MAX_ENDPOINTS, LinkMatrix
 
 MAX_BYTES = 256 * 2**20
@@ -190,13 +189,7 @@ def fill_matrix(
 
     nodes = [(node_of or {}).get(name, name) for name in names]
     fields |= {"endpoints": names, "nodes": nodes if nodes != names else []}
-    try:
-        return LinkMatrix.model_validate({**fields, "gbps": square(rates), "latency_us": square(latencies)})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        reason = first["ctx"]["error"] if first["type"] == "value_error" else f"{field}: {first['msg']}"
-        raise UserError(one_line(f"{where}: {reason}", 400)) from None
+    return validate_mapping(LinkMatrix, {**fields, "gbps": square(rates), "latency_us": square(latencies)}, where)
 
 
 def read_nccl_tests(paths: Iterable[Path]) -> LinkMatrix:

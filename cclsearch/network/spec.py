@@ -10,12 +10,13 @@ the uplinks of a leaf switch have half of the bandwidth of its ports.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
+from cclsearch.core.yaml_file import validate_mapping
 
 TierKind = Literal["switch", "mesh", "ring", "torus", "fat-tree", "rail"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -112,28 +113,23 @@ class ClusterSpec(Model):
 
 def parse_cluster(text: str) -> ClusterSpec:
     """Return the cluster that one line describes; UserError if it cannot be read."""
+    where = f"cluster {text!r}"
     try:
-        return ClusterSpec(tiers=tuple(_parse_tier(part) for part in text.strip().split("/")))
-    except ValidationError as error:
-        found = error.errors()[0]
-        where = ".".join(str(part) for part in found["loc"] if not isinstance(part, int))
-        why = found["msg"].removeprefix("Value error, ")
-        raise UserError(f"cluster {text!r}: {where + ': ' if where else ''}{why}; the form is {FORM}") from None
-    except ValueError as error:
-        raise UserError(f"cluster {text!r}: {error}; the form is {FORM}") from None
+        tiers = [validate_mapping(Tier, _read_fields(part, where), where) for part in text.strip().split("/")]
+        return validate_mapping(ClusterSpec, {"tiers": tiers}, where)
+    except UserError as error:
+        raise UserError(f"{error}; the form is {FORM}") from None
 
 
-def _parse_tier(text: str) -> Tier:
+def _read_fields(text: str, where: str) -> dict[str, Any]:
+    """Return the fields of a tier as texts, which its model reads."""
     kind, *fields = text.strip().split(":")
-    if kind not in get_args(TierKind):
-        raise ValueError(f"{kind!r} is not one of {', '.join(get_args(TierKind))}")
     if len(fields) < 3:
-        raise ValueError(f"{text!r} has too few fields")
-    found: dict[str, object] = {}
+        raise UserError(f"{where}: {text!r} has too few fields")
+    found = {"kind": kind, "shape": fields[0].split("x"), "gbps": fields[1], "latency_us": fields[2]}
     for field in fields[3:]:
         name, _, value = field.partition("=")
         if name not in ("leaf", "over") or name in found:
-            raise ValueError(f"{field!r} is not leaf=N or over=X")
-        found[name] = int(value) if name == "leaf" else float(value)
-    shape = tuple(int(part) for part in fields[0].split("x"))
-    return Tier(kind=kind, shape=shape, gbps=float(fields[1]), latency_us=float(fields[2]), **found)  # type: ignore[arg-type]
+            raise UserError(f"{where}: {field!r} is not leaf=N or over=X")
+        found[name] = value
+    return found

@@ -55,13 +55,13 @@ def test_framework_files_are_not_profiles(project):
         ("launcher: slurm\ntime_limit: 2001-13-45\n", "cannot be read"),
         (f"launcher: slurm\noptions: {'[' * 3000}{']' * 3000}\n", "levels deep"),
         ("launcher: slurm\npartition: a\npartition: b\n", "the key 'partition' is given twice"),
-        ("description: x\n", "launcher: Field required"),
+        ("description: x\n", "launcher: is missing"),
         ("launcher: cloud-nine\n", "launcher must be one of .*local.*, not 'cloud-nine'"),
         (
             "launcher: local\nhardware: {num_accelerators: 0}\n",
             r"hardware.num_accelerators: .*greater than or equal to 1",
         ),
-        ("launcher: local\nhardware: {gpus: 4}\n", "unknown field 'hardware.gpus'"),
+        ("launcher: local\nhardware: {gpus: 4}\n", "hardware.gpus: is not a known field"),
         ("launcher: local\nknobs: [{name: Bad Name, choices: [1]}]\n", "knobs.0.name"),
     ],
 )
@@ -100,7 +100,7 @@ def test_unquoted_times_and_leading_zeros_are_read_as_written(project):
 
 def test_an_unknown_field_is_named(project):
     write(project, "launcher: local\npartition: gpu\n")
-    with pytest.raises(UserError, match=r"site\.yaml: unknown field 'partition'"):
+    with pytest.raises(UserError, match=r"site\.yaml: partition: is not a known field"):
         make_launcher(load_profile("site"), framework="cpu")
 
 

@@ -198,7 +198,7 @@ def test_a_slow_port_slows_only_the_groups_that_use_it():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("swich:8:1:1", "'swich' is not one of"),
+        ("swich:8:1:1", "not 'swich'"),
         ("switch:8:1", "too few fields"),
         ("switch:8:0:1", "gbps"),
         ("switch:8:nan:1", "gbps"),
