@@ -10,7 +10,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from cclsearch.core.job_file import JobFileError
 from cclsearch.core.secrets.redact import MASK, redact
@@ -99,7 +99,8 @@ def _copy_masked(source: Path, target: Path) -> str | None:
     try:
         with source.open("rb") as read:
             if source.name.removesuffix(".gz").endswith(TEXT_SUFFIXES):
-                with _open_packed(target) if target.name.endswith(".gz") else target.open("wb") as write:
+                packed = target.name.endswith(".gz")
+                with gzip.GzipFile(target, "wb", 6, mtime=0) if packed else target.open("wb") as write:
                     write.writelines(masked for _, masked in mask_pieces(read, source))
                 return None
             if any(masked != piece for piece, masked in mask_pieces(read, source)):
@@ -109,7 +110,3 @@ def _copy_masked(source: Path, target: Path) -> str | None:
         target.unlink(missing_ok=True)
         return f"cannot be read: {clean(str(error))}"
     return None
-
-
-def _open_packed(target: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.GzipFile(target, "wb", compresslevel=6, mtime=0))

@@ -156,10 +156,11 @@ def describe_confidence(spec: RunSpec, state: RunState, best: Trial, folder: Pat
         return [f"unknown: the figure is {spec.provenance.value} and no run can confirm it{why}"]
     noise, interval, figure = certainty.noise, certainty.interval, find_figure(spec)
     ends = sorted(spec.objective.score_from_loss(loss) for loss in (interval.low, interval.high))
+    between = " to ".join(format_value(figure.metric, end) for end in ends)
     probability = f"{format_share(certainty.probability)} probability of being the best configuration tried"
     lines = [
         f"{probability if certainty.has_alternatives else ONLY_ONE};"
-        f" {interval.confidence:.0%} interval of {_format_range(figure, *ends)}"
+        f" {interval.confidence:.0%} interval of the {figure.metric.words}: {between}"
         f" from {count_of(certainty.num_runs, 'run')};"
         f" run-to-run noise {noise.relative:.1%} ({_describe_basis(noise)})"
     ]
@@ -195,11 +196,6 @@ def describe_unchecked(best: Trial) -> str:
         "measured by the caller's function: no run script declares what ran and no trace shows it, so these admission"
         f" rules were not checked: {', '.join(unchecked)}"
     )
-
-
-def _format_range(figure: ObjectiveFigure, low: float, high: float) -> str:
-    ends = " to ".join(format_value(figure.metric, end) for end in (low, high))
-    return f"the {figure.metric.words}: {ends}"
 
 
 def describe_drift(state: RunState) -> list[str]:

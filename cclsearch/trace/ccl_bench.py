@@ -127,7 +127,9 @@ def measure_by_name(
         return {name: _answer(trace, name, ALIASES[name])}
     for prefix, make in ((VOLUME_PREFIX, _volume), (BANDWIDTH_PREFIX, _bandwidth)):
         if name.rstrip("_*") == prefix:
-            return {f"{prefix}_{kind}": make(trace, f"{prefix}_{kind}", kind) for kind in _recorded_collectives(trace)}
+            calls = {call.kind for view in trace.ranks.values() for call in view.table.collectives}
+            kinds = [kind for kind, members in _COLLECTIVES.items() if calls & set(members) and kind != "sendrecv"]
+            return {f"{prefix}_{kind}": make(trace, f"{prefix}_{kind}", kind) for kind in kinds or ["allreduce"]}
         if name.startswith(prefix + "_"):
             return {name: make(trace, name, _collective_suffix(name, prefix))}
     if name == STEP_SCORE:
@@ -178,12 +180,6 @@ def _collective_suffix(name: str, prefix: str) -> str:
         guess = guess_name(name, (f"{prefix}_{each}" for each in known))
         raise UserError(f"there is no metric {name!r}{guess}; {prefix}_* accepts {', '.join(known)}")
     return suffix
-
-
-def _recorded_collectives(trace: TraceView) -> list[str]:
-    kinds = {call.kind for view in trace.ranks.values() for call in view.table.collectives}
-    found = [name for name, members in _COLLECTIVES.items() if kinds & set(members) and name != "sendrecv"]
-    return found or ["allreduce"]
 
 
 def _sum_of_kinds(figures: JsonValue, suffix: str, combine: Callable[[list[float]], float]) -> float | None:

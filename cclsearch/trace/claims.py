@@ -16,7 +16,7 @@ from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.read import open_trace
 from cclsearch.trace.score import score_view
 from cclsearch.trace.view import TraceView
-from cclsearch.trace.whatif.projection import WhatIf, prepare_replay
+from cclsearch.trace.whatif.projection import prepare_replay
 
 MIN_CLEAR_CORRELATION = 0.3
 """Below it, ranks show no clear order."""
@@ -37,7 +37,9 @@ class ShownClaim:
 def show_claim(claim: str, traces: Sequence[str], *, workers: int = 1) -> ShownClaim:
     """Return a claim's figures (`overlap` or `links`) for the traces; a trace without a result is in `missing`."""
     found, missing = {}, {}
-    measure: Callable[[TraceView], object] = _overlap_of if claim == "overlap" else _utilities_of
+    measure: Callable[[TraceView], object] = (
+        _overlap_of if claim == "overlap" else lambda trace: prepare_replay(trace).utilities()
+    )
     for name, path in _name_all(traces).items():
         trace = open_trace(path, card=None, workers=workers)
         try:
@@ -75,10 +77,6 @@ def _overlap_of(trace: TraceView) -> tuple[float, float, str, str]:
     cause = str(diagnosis.bottleneck).replace("_", " ") if diagnosis is not None else "unknown"
     sentence = diagnosis.sentences[0] if diagnosis is not None and diagnosis.sentences else ""
     return overlap.value, step.value, cause, sentence
-
-
-def _utilities_of(trace: TraceView) -> dict[str, WhatIf]:
-    return prepare_replay(trace).utilities()
 
 
 def _show_overlap(found: Mapping[str, object]) -> tuple[str, dict[str, object], Chart | None]:

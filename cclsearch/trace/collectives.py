@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +55,17 @@ class CollectiveSample:
 def group_label(call: Collective) -> str:
     """Return the label of a process group in tables."""
     return call.group_desc or call.group or "default"
+
+
+def covered_by_label(view: RankView, label_C: Sequence[str]) -> dict[str, tuple[float, Int64s]]:
+    """Return label -> seconds per window that calls of this label cover, and their rows; one label per collective."""
+    of_row = np.array(label_C or [""])[view.table.coll_id[view.comm_rows]]
+    found = {}
+    for label in dict.fromkeys(of_row.tolist()):
+        rows = view.comm_rows[of_row == label]
+        covered_W = covered_ns(view.merge_rows(rows), view.windows.spans_W2)
+        found[label] = float(covered_W.sum()) / max(len(covered_W), 1) / 1e9, rows
+    return found
 
 
 def is_scale_up(call: Collective, size: int, domain_size: int) -> bool:

@@ -212,7 +212,6 @@ class DeviceInfo:
     max_threads_per_sm: int | None = None
     registers_per_sm: int | None = None
     shared_memory_per_sm_bytes: int | None = None
-    compute_capability: str | None = None
     peak_flops: float | None = None
     """Only from traces that state it (TPU planes)."""
     peak_memory_gbps: float | None = None
@@ -226,7 +225,6 @@ class ProcessGroup:
     desc: str = ""
     ranks: tuple[int, ...] = ()
     size: int | None = None
-    backend: str = ""
 
 
 @dataclass(frozen=True)
@@ -329,13 +327,10 @@ class TableFacts:
     clock: str = "unix"
     process_id: int | None = None
     """Number of the recorded process, only in execution traces."""
-    run_key: str = ""
-    """Equal for all ranks of one run if the trace has such a key, else ""."""
     source: str = ""
     """The file's path relative to the folder that was read."""
-    status: FileStatus = FileStatus.COMPLETE
-    """Complete or partial (`reasons` says why)."""
     reasons: tuple[Reason, ...] = ()
+    """Why only a part of the file could be read; empty if it was read completely."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -385,6 +380,11 @@ class EventTable(TableFacts):
         return len(self.ts_ns)
 
     @property
+    def status(self) -> FileStatus:
+        """Complete, or partial for the `reasons`."""
+        return FileStatus.PARTIAL if self.reasons else FileStatus.COMPLETE
+
+    @property
     def nbytes(self) -> int:
         """Size of all columns in bytes."""
         dense = sum(getattr(self, name).nbytes for name in COLUMNS)
@@ -405,8 +405,9 @@ class EventTable(TableFacts):
     def rows_named(self, pattern: re.Pattern[str], *kinds: Kind) -> Ints:
         """Return the row numbers of these kinds whose name has the pattern, sorted by start."""
         wanted = np.array([bool(pattern.search(name)) for name in self.names], bool)
-        rows = self.rows_of(*kinds)
-        return rows[wanted[self.name_id[rows]]] if len(rows) else rows
+        rows = rows_of_kinds(self.kind, kinds)
+        rows = rows[wanted[self.name_id[rows]]] if len(rows) else rows
+        return rows[np.argsort(self.ts_ns[rows], kind="stable")]
 
 
 @dataclass(frozen=True)

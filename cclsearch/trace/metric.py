@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar
 
 from cclsearch.core.metrics import METRICS
 from cclsearch.core.text import one_line
-from cclsearch.trace.events import Reason, TraceSet
+from cclsearch.trace.events import Reason
 from cclsearch.trace.result import Draft, MetricResult, NotAvailable, Status
 from cclsearch.trace.view import NO_TIMES, TraceView
 from cclsearch.trace.windows import Windows, first_reason
@@ -150,11 +150,12 @@ def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Sequence[
     per_rank = {
         int(rank): None if v is None or not math.isfinite(float(v)) else float(v) for rank, v in draft.per_rank.items()
     }
+    has_steps = any(view.windows.are_steps for view in trace.ranks.values())
     counted = sum(v is not None for v in per_rank.values()) or len(trace.ranks)
     return MetricResult(
         name=metric.name,
         value=value,
-        unit=metric.unit if _has_steps(trace) else metric.unit.removesuffix("/step"),
+        unit=metric.unit if has_steps else metric.unit.removesuffix("/step"),
         per_rank=per_rank,
         per_step=tuple(float(v) for v in draft.per_step),
         n_ranks=counted if draft.n_ranks is None else draft.n_ranks,
@@ -173,20 +174,11 @@ def _find_problems(trace: TraceView, draft: Draft, windows: Reason | None) -> It
         said = _WINDOW_DETAILS.get(reason, "")
         is_said = (bool(said) and said.split(":")[0] in draft.detail) or "over the whole file" in draft.detail
         yield reason, "" if is_said else said
-    if problem := _find_trace_problem(trace.trace_set):
+    of_trace = {*trace.trace_set.reasons, *(r for table in trace.trace_set.tables.values() for r in table.reasons)}
+    if problem := next((reason for reason in _TRACE_PROBLEMS if reason in of_trace), None):
         yield problem, trace.trace_set.message
     if trace.excluded_ranks:
         yield Reason.RANKS_MISSING, f"no device event of rank {', '.join(map(str, trace.excluded_ranks))}"
-
-
-def _find_trace_problem(trace_set: TraceSet) -> Reason | None:
-    """Return the first problem of the trace that makes every value of it partial."""
-    reasons = [*trace_set.reasons, *(r for table in trace_set.tables.values() for r in table.reasons)]
-    return next((reason for reason in _TRACE_PROBLEMS if reason in reasons), None)
-
-
-def _has_steps(trace: TraceView) -> bool:
-    return any(view.windows.are_steps for view in trace.ranks.values())
 
 
 def _not_available(metric: Metric, trace: TraceView, reason: Reason, detail: str) -> MetricResult:

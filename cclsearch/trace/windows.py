@@ -56,7 +56,9 @@ def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Win
     or its marker. Without steps the window is the file.
     """
     by_marker = _is_marked_on_the_device(table, device_rows)
-    extents_S2 = _marker_spans(table) if by_marker else _device_extents(table, device_rows)
+    extents_S2 = np.array([(step.start_ns, step.end_ns) for step in table.steps], np.int64).reshape(-1, 2)
+    if not by_marker:
+        extents_S2 = _device_extents(table, device_rows)
     order = np.argsort(extents_S2[:, 0], kind="stable")
     order = order[extents_S2[order, 1] >= extents_S2[order, 0]]
     complete = np.array([table.steps[i].complete for i in order], dtype=bool)
@@ -88,11 +90,6 @@ def _is_marked_on_the_device(table: EventTable, device_rows: Int64s) -> bool:
         return False
     launched = table.step_source in _MARKED_ON_HOST and "launch" in table.sparse
     return not (launched and bool((table.launch[device_rows] >= 0).any()))
-
-
-def _marker_spans(table: EventTable) -> Int64s:
-    """Return start and end of each step's marker, shape (S, 2)."""
-    return np.array([(step.start_ns, step.end_ns) for step in table.steps], dtype=np.int64).reshape(-1, 2)
 
 
 def _device_extents(table: EventTable, device_rows: Int64s) -> Int64s:

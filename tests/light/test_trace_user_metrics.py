@@ -66,7 +66,7 @@ def test_degenerate_tables_give_reasons_and_no_warnings(which):
 
 
 def test_a_truncated_trace_makes_every_value_partial():
-    table = step_timeline().table(status="partial", reasons=(Reason.TRACE_TRUNCATED,))
+    table = step_timeline().table(reasons=(Reason.TRACE_TRUNCATED,))
     result = measure([table], "compute_frac", set_fields={"status": "partial", "message": "rank 0 is truncated"})
     assert (result.status, result.reason, result.detail) == (
         Status.PARTIAL,

@@ -11,8 +11,9 @@ from pydantic import JsonValue
 
 from cclsearch.trace.answers.operators import seconds_by_operator
 from cclsearch.trace.events import Kind
-from cclsearch.trace.names.kernels import kernel_family
-from cclsearch.trace.view import TraceView
+from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.names.kernels import ComputeClass, kernel_family
+from cclsearch.trace.view import RankView, TraceView
 
 Figures = Mapping[str, tuple[float, float]]
 """Name -> (summed device seconds, device rows) per step, mean over ranks."""
@@ -63,33 +64,30 @@ def seconds_by_family(trace: TraceView) -> Figures:
     """Return the figures of every kernel family, communication and copies included."""
     found: dict[str, tuple[float, float]] = {}
     for view in trace.ranks.values():
-        table = view.table
-        rows = view.in_windows(view.device_rows)
-        scale = 1.0 / max(len(view.windows.spans_W2), 1) / len(trace.ranks)
-        ns = np.bincount(table.name_id[rows], weights=table.dur_ns[rows].astype(float), minlength=len(table.names))
-        count = np.bincount(table.name_id[rows], minlength=len(table.names))
-        for name_id in np.flatnonzero(count).tolist():
-            family = comparable_family(table.names[name_id])
-            seconds, calls = found.get(family, (0.0, 0.0))
-            found[family] = (seconds + float(ns[name_id]) * 1e-9 * scale, calls + float(count[name_id]) * scale)
+        _add_figures(found, trace, view, view.device_rows, comparable_family)
     return found
+
+
+def _add_figures(
+    found: dict[str, tuple[float, float]], trace: TraceView, view: RankView, rows: Int64s, label: Callable[[str], str]
+) -> None:
+    """Add a rank's part of the mean over ranks: seconds and number of these rows by label of their names."""
+    seconds_N, count_N = view.sum_by_name(rows)
+    for number in np.flatnonzero(count_N).tolist():
+        name = label(view.table.names[number])
+        seconds, count = found.get(name, (0.0, 0.0))
+        more_s, more = float(seconds_N[number]) / len(trace.ranks), float(count_N[number]) / len(trace.ranks)
+        found[name] = seconds + more_s, count + more
 
 
 def compare_figures(first: Figures, second: Figures) -> tuple[NamedChange, ...]:
     """Return the changes of all names in either, the largest first."""
     names = sorted({*first, *second})  # sums of floats depend on the order
-    none = (0.0, 0.0)
-    whole = sum(abs(second.get(name, none)[0] - first.get(name, none)[0]) for name in names)
+    pairs = [(name, first.get(name, (0.0, 0.0)), second.get(name, (0.0, 0.0))) for name in names]
+    whole = sum(abs(two[0] - one[0]) for _, one, two in pairs)
     changes = [
-        NamedChange(
-            name,
-            first.get(name, none)[0],
-            second.get(name, none)[0],
-            first.get(name, none)[1],
-            second.get(name, none)[1],
-            (second.get(name, none)[0] - first.get(name, none)[0]) / whole if whole else 0.0,
-        )
-        for name in names
+        NamedChange(name, one[0], two[0], one[1], two[1], (two[0] - one[0]) / whole if whole else 0.0)
+        for name, one, two in pairs
     ]
     return tuple(sorted(changes, key=lambda change: (-abs(change.change_s), change.name)))
 
@@ -124,14 +122,8 @@ def list_unclassified(trace: TraceView) -> tuple[UnknownKernel, ...]:
         table = view.table
         if table.accelerator == "cpu":
             continue  # operators of the host, which need no class
-        rows = view.in_windows(view.rows(Kind.COMPUTE))
-        scale = 1.0 / max(len(view.windows.spans_W2), 1) / len(trace.ranks)
-        ns = np.bincount(table.name_id[rows], weights=table.dur_ns[rows].astype(float), minlength=len(table.names))
-        total += float(ns.sum()) * 1e-9 * scale
-        count = np.bincount(table.name_id[rows], minlength=len(table.names))
-        for name_id in np.flatnonzero((count > 0) & (table.name_class == 0)).tolist():
-            seconds, calls = found.get(table.names[name_id], (0.0, 0.0))
-            more = (float(ns[name_id]) * 1e-9 * scale, float(count[name_id]) * scale)
-            found[table.names[name_id]] = (seconds + more[0], calls + more[1])
+        rows = view.rows(Kind.COMPUTE)
+        total += float(view.sum_by_name(rows)[0].sum()) / len(trace.ranks)
+        _add_figures(found, trace, view, rows[table.name_class[table.name_id[rows]] == ComputeClass.OTHER], str)
     ordered = sorted(found.items(), key=lambda item: (-item[1][0], item[0]))
     return tuple(UnknownKernel(name, s, s / total if total else 0.0, calls) for name, (s, calls) in ordered)

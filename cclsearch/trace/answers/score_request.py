@@ -10,6 +10,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import METRICS
 from cclsearch.core.table import format_table
+from cclsearch.core.text import count_of
 from cclsearch.core.values import Config
 from cclsearch.trace.answers.difference import compare_traces, list_unclassified
 from cclsearch.trace.answers.operators import build_call_tree, build_operator_tree
@@ -185,7 +186,9 @@ def _text_parts(scored: ScoredTraces) -> list[str]:
     parts = []
     for path, view in zip(request.traces, views, strict=True):
         trace = view.trace_set
-        ranks = f"{len(view.ranks)} of {view.world_size} ranks" if view.world_size else _count_ranks(view)
+        ranks = f"{len(view.ranks)} of {view.world_size} ranks"
+        if not view.world_size:
+            ranks = f"{count_of(len(view.ranks), 'rank')} (the trace does not say of how many)"
         heading = f"{path}: {ranks}, {trace.status}"
         if trace.message:
             heading += f" ({trace.reason}: {trace.message})" if trace.reason else f" ({trace.message})"
@@ -197,7 +200,8 @@ def _text_parts(scored: ScoredTraces) -> list[str]:
         if (whole or request.steps) and view.ranks and view.is_timed:
             parts.append(format_ranks(view, by_step=request.steps))
         if request.operators and view.ranks:
-            parts.append(_format_tree(view))
+            by_calls = "" if view.is_timed else format_call_tree(build_call_tree(view), view.covered)
+            parts.append(by_calls or format_operators(build_operator_tree(view)))
         if request.unclassified and view.ranks:
             is_cpu = all(one.table.accelerator == "cpu" for one in view.ranks.values())
             parts.append(NO_KERNELS if is_cpu else format_unclassified(list_unclassified(view), view.covered))
@@ -207,14 +211,3 @@ def _text_parts(scored: ScoredTraces) -> list[str]:
         return [*parts, format_comparison(*results) if results[0] else ""]
     shown = results[0] if views[0].ranks or request.metrics else {}
     return [*parts, format_metrics(shown) if shown else ""]
-
-
-def _format_tree(view: TraceView) -> str:
-    if view.is_timed:
-        return format_operators(build_operator_tree(view))
-    return format_call_tree(build_call_tree(view), view.covered)
-
-
-def _count_ranks(view: TraceView) -> str:
-    """Return the number of ranks of a trace that does not say how many the run has."""
-    return f"{len(view.ranks)} rank{'' if len(view.ranks) == 1 else 's'} (the trace does not say of how many)"

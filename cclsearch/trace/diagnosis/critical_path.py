@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,8 +21,8 @@ PATH_PARTS = ("host", "launch", "idle", "compute", "transfer", "wait", "memcpy")
 # Clocks of host and device agree to about this, and kernels of a stream may overlap by less.
 CLOCK_SLACK_NS = 5_000
 """Gap after another event within which an event waited for it, even if its launch seems to be later."""
-_BLOCKING = frozenset({"cudaMemcpy", "hipMemcpy", "cudaMemcpyFromSymbol", "hipMemcpyWithStream"})
-"""Runtime calls that wait for the device, besides those with `Synchronize` in their names."""
+_BLOCKING = re.compile("Synchronize|^(cudaMemcpy|hipMemcpy|cudaMemcpyFromSymbol|hipMemcpyWithStream)$")
+"""Runtime calls that wait for the device."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +174,7 @@ def _make_lane(trace: TraceView, view: RankView, offset_ns: int, window: tuple[i
     rows = rows[np.argsort(table.ts_ns[rows] + table.dur_ns[rows], kind="stable")]
     move = table.base_ns + offset_ns
     launch = table.launch[rows]
-    waits = np.array(["Synchronize" in name or name in _BLOCKING for name in table.names] or [False])
-    runtime = view.rows(Kind.RUNTIME)
-    syncs = np.concatenate([runtime[waits[table.name_id[runtime]]], view.rows(Kind.SYNC)])
+    syncs = np.concatenate([table.rows_named(_BLOCKING, Kind.RUNTIME), view.rows(Kind.SYNC)])
     return _Lane(
         rows=rows,
         start_ns=table.ts_ns[rows] + move,

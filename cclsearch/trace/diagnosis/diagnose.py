@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections import defaultdict
 
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
-from cclsearch.trace.collectives import explain_no_communication, group_label
+from cclsearch.trace.collectives import covered_by_label, explain_no_communication, group_label
 from cclsearch.trace.diagnosis.causes import Cause, combine_causes, have_periods, median_causes
 from cclsearch.trace.events import CollectiveKind, EventTable, Reason
-from cclsearch.trace.intervals import covered_ns
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.breakdown import find_least_waiting_rank
 from cclsearch.trace.metrics.communication import measure_last_arriver
 from cclsearch.trace.metrics.kernels import mean_family_seconds
 from cclsearch.trace.names.kernels import kernel_family
-from cclsearch.trace.view import RankView, TraceView
+from cclsearch.trace.view import TraceView
 
 NUM_TOP = 3
 EVIDENCE = {
@@ -132,30 +131,16 @@ def _find_reason(trace: TraceView) -> Reason | None:
 
 def find_top_collectives(trace: TraceView, count: int = NUM_TOP) -> tuple[NamedSeconds, ...]:
     """Return the collectives, by kind and group, that cover the most seconds per step (mean over ranks)."""
-    totals: dict[str, float] = {}
-    calls: dict[str, float] = {}
+    totals: dict[str, float] = defaultdict(float)
+    calls: dict[str, float] = defaultdict(float)
     for view in trace.ranks.values():
-        for name, (seconds, number) in _collective_seconds(view).items():
-            totals[name] = totals.get(name, 0.0) + seconds / len(trace.ranks)
-            calls[name] = calls.get(name, 0.0) + number / len(trace.ranks)
+        labels = [one_line(_describe_call(view.table, at), 80) for at in range(len(view.table.collectives))]
+        for name, (seconds, rows) in covered_by_label(view, labels).items():
+            if seconds > 0:
+                totals[name] += seconds / len(trace.ranks)
+                calls[name] += len(view.in_windows(rows)) / len(view.windows.spans_W2) / len(trace.ranks)
     top = sorted(totals, key=lambda name: -totals[name])[:count]
     return tuple(NamedSeconds(name=name, seconds=totals[name], count=calls[name]) for name in top)
-
-
-def _collective_seconds(view: RankView) -> dict[str, tuple[float, float]]:
-    table = view.table
-    names = [one_line(_describe_call(table, number), 80) for number in range(len(table.collectives))]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    found = {}
-    windows = max(len(view.windows.spans_W2), 1)
-    number_of_call = np.array([numbers[name] for name in names], dtype=np.int64)
-    number_of_row = number_of_call[table.coll_id[view.comm_rows]] if names else view.comm_rows[:0]
-    for name, number in numbers.items():
-        rows = view.comm_rows[number_of_row == number]
-        seconds = float(covered_ns(view.merge_rows(rows), view.windows.spans_W2).sum()) / 1e9 / windows
-        if seconds:
-            found[name] = (seconds, len(view.in_windows(rows)) / windows)
-    return found
 
 
 def _describe_call(table: EventTable, number: int) -> str:

@@ -26,6 +26,8 @@ _RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?(?:rank|worker|process|proc|gpu)[-
 _SHORT_RANK = re.compile(r"(?:^|[._-])r(\d{1,6})(?=[._-])", re.IGNORECASE)
 _CYCLE = re.compile(r"(?:^|[^a-z])(?:iteration|iter|step|cycle)[-_=.]?(\d{1,12})", re.IGNORECASE)
 _TORCH_DEFAULT = re.compile(r"^(?P<worker>.+?)\.(?P<time>\d{10,20})\.pt\.trace\.json(\.gz)?$")
+_MAY_BE_TRACE = (".json", ".json.gz", ".trace", ".trace.gz", ".db", ".pb", ".pb.gz")
+"""Ends of names; other files (logs, scripts, checkpoints) are not opened."""
 _SESSION = re.compile(r"(?:^|/)plugins/profile/(?P<time>[^/]+)/")
 
 
@@ -79,15 +81,10 @@ def _claim(path: Path, relative: str) -> TraceFile | None:
     for name in sorted(READERS.names(), key=lambda name: name == UNSUPPORTED):
         reader = READERS.get(name)()
         if head is None:
-            head = read_head(path) if _may_be_trace(path.name) else b""
+            head = read_head(path) if path.name.lower().endswith(_MAY_BE_TRACE) else b""
         if reader.claims(path, head):
             return TraceFile(path, relative, name, reader.format)
     return None
-
-
-def _may_be_trace(name: str) -> bool:
-    """Whether the name allows a trace. Other files (logs, scripts, checkpoints) are not opened."""
-    return name.lower().endswith((".json", ".json.gz", ".trace", ".trace.gz", ".db", ".pb", ".pb.gz"))
 
 
 def _drop_duplicates(files: list[TraceFile]) -> list[TraceFile]:

@@ -41,7 +41,9 @@ def merge_tables(files: Sequence[TraceFile], results: Sequence[FileTables], *, f
         message = f"{first.path}: {first.message or 'cannot be read'}"
         return TraceSet({}, Status.NOT_AVAILABLE, worst, message, files=reports, folder=folder)
     pairs, notes = _join_execution_traces(pairs)
-    pairs = _one_format(pairs)
+    formats = {table.format for _, table in pairs}  # a run recorded by two profilers would count twice
+    chosen = next((name for name in _FORMATS if name in formats), min(formats))
+    pairs = [(file, table) for file, table in pairs if table.format == chosen]
     if pairs[0][1].format != EXECUTION:  # what only adds to a profile cannot make it partial
         unusable = [r for f, r in zip(files, reports, strict=True) if f.format == EXECUTION and r.reason]
         notes += [f"{report.path} is not used: {report.message or report.reason}" for report in unusable]
@@ -158,9 +160,6 @@ def find_mixed_runs(tables: Sequence[EventTable]) -> str:
     world = next(iter(worlds), None)
     if world is not None and max(by_rank) >= world:
         return f"rank {max(by_rank)} in a run of {world} ranks"
-    keys = {table.run_key for table in tables if table.run_key}
-    if len(keys) > 1:
-        return "the traces name different runs"
     several = tables if len(tables) > 1 else ()
     timed = [_TimedTable(*_find_span(table), table) for table in several if table.clock == "unix" and len(table)]
     return _find_differing_groups(tables) or _find_distant_windows(timed) or _find_disjoint_ranks(tables, timed)
@@ -217,13 +216,6 @@ def _find_disjoint_ranks(tables: Sequence[EventTable], timed: Sequence[_TimedTab
                 gap = f"{source} begins {(start - end) / 1e9:.3g} s after {earlier} ends"
                 return f"{gap}, on the same clock and with the same collectives"
     return ""
-
-
-def _one_format(pairs: list[tuple[TraceFile, EventTable]]) -> list[tuple[TraceFile, EventTable]]:
-    """Keep tables of one format only: a run recorded by two profilers would count twice."""
-    formats = {table.format for _, table in pairs}
-    known = [name for name in _FORMATS if name in formats] or sorted(formats)
-    return [(file, table) for file, table in pairs if table.format == known[0]]
 
 
 def _by_severity(reasons: set[Reason]) -> tuple[Reason, ...]:

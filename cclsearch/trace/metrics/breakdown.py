@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.trace.collectives import explain_no_communication, group_label, is_scale_up, scale_up_size
+from cclsearch.trace.collectives import (
+    covered_by_label,
+    explain_no_communication,
+    group_label,
+    is_scale_up,
+    scale_up_size,
+)
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -97,14 +104,10 @@ def measure_comm_time(trace: TraceView) -> Draft:
 
 def _split_comm_time(trace: TraceView, label: Callable[..., str]) -> dict[str, JsonValue]:
     """Return the covered seconds per step by label of the call, mean over ranks."""
-    totals: dict[str, float] = {}
+    totals: dict[str, float] = defaultdict(float)
     for view in trace.ranks.values():
-        labels = np.array([label(call) for call in view.table.collectives] or [""])
-        of_row = labels[np.maximum(view.table.coll_id[view.comm_rows], 0)]
-        for name in dict.fromkeys(of_row.tolist()):
-            spans = view.merge_rows(view.comm_rows[of_row == name])
-            mean_ns = float(covered_ns(spans, view.windows.spans_W2).mean())
-            totals[name] = totals.get(name, 0.0) + mean_ns / 1e9 / len(trace.ranks)
+        for name, (seconds, _) in covered_by_label(view, [label(call) for call in view.table.collectives]).items():
+            totals[name] += seconds / len(trace.ranks)
     return {name: totals[name] for name in sorted(totals, key=lambda name: -totals[name])}
 
 

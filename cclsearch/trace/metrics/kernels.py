@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
@@ -19,26 +21,13 @@ _EDGES_US = (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000)
 NUM_TOP = 5
 
 
-def family_seconds(view: RankView, rows: Int64s) -> dict[str, float]:
-    """Return family -> seconds per window of the rows that start in a window."""
-    rows = view.in_windows(rows)
-    total_ns = np.bincount(
-        view.table.name_id[rows], weights=view.table.dur_ns[rows].astype(float), minlength=len(view.table.names)
-    )
-    windows = max(len(view.windows.spans_W2), 1)
-    families: dict[str, float] = {}
-    for name_id in np.flatnonzero(total_ns).tolist():
-        family = kernel_family(view.table.names[name_id])
-        families[family] = families.get(family, 0.0) + float(total_ns[name_id]) / 1e9 / windows
-    return families
-
-
 def mean_family_seconds(trace: TraceView) -> dict[str, float]:
     """Return compute kernel family -> seconds per step (mean over ranks), largest first."""
-    totals: dict[str, float] = {}
+    totals: dict[str, float] = defaultdict(float)
     for view in trace.ranks.values():
-        for family, seconds in family_seconds(view, view.compute_kernels).items():
-            totals[family] = totals.get(family, 0.0) + seconds / len(trace.ranks)
+        seconds_N, _ = view.sum_by_name(view.compute_kernels)
+        for number in np.flatnonzero(seconds_N).tolist():
+            totals[kernel_family(view.table.names[number])] += float(seconds_N[number]) / len(trace.ranks)
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 
@@ -64,13 +53,8 @@ def measure_top_kernels(trace: TraceView) -> Draft:
         {"name": name, "seconds_per_step": seconds, "share": seconds / total}
         for name, seconds in list(families.items())[: 2 * NUM_TOP]
     ]
-    return Draft(share, inputs={"kernels": top, "by_class": _class_shares(trace)})
-
-
-def _class_shares(trace: TraceView) -> dict[str, JsonValue]:
-    seconds = seconds_by_class(trace)
-    whole = sum(seconds.values())
-    return {name: value / whole for name, value in seconds.items()} if whole else {}
+    by_class: dict[str, JsonValue] = {name: value / total for name, value in seconds_by_class(trace).items()}
+    return Draft(share, inputs={"kernels": top, "by_class": by_class})
 
 
 @metric("concentration", unit="fraction", over="trace")

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import JsonValue
 
 from cclsearch.core.text import one_line
-from cclsearch.trace.events import OpShape, Reason
+from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import count_op_bytes, count_op_flops, precision_of
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.efficiency import Peak, find_peak
@@ -141,11 +141,8 @@ def _cost_of(view: RankView, key: tuple[int, int]) -> OperationCost | None:
     flops, bytes_, precision = count_op_flops(name, shape), count_op_bytes(name, shape), precision_of(shape)
     if not flops or not bytes_ or precision is None:
         return None
-    return OperationCost(name, _describe_shape(shape), precision, flops, bytes_)
-
-
-def _describe_shape(shape: OpShape) -> str:
-    return " ".join("x".join(map(str, dims)) for dims in shape.dims if dims) or "()"
+    described = " ".join("x".join(map(str, dims)) for dims in shape.dims if dims) or "()"
+    return OperationCost(name, described, precision, flops, bytes_)
 
 
 def _inputs(bounds: Bounds) -> dict[str, JsonValue]:
@@ -187,23 +184,17 @@ def _describe_cost(cost: OperationCost, peak: Peak) -> JsonValue:
     }
 
 
-def _describe_coverage(bounds: Bounds, is_full: bool) -> str:
-    """Return the parts that the share leaves out, and the part that rests on the class of the kernel alone."""
-    by_class = bounds.by_class_s / bounds.total_s
-    left_out = "" if is_full else f"a lower bound: {bounds.coverage:.0%} of compute time has a known bound"
-    assumed = f"for {by_class:.0%} of compute time the kernel's class decides, not shapes" if by_class else ""
-    return "; ".join(filter(None, (left_out, assumed)))
-
-
 def _draft(trace: TraceView, bounds: Bounds, seconds: float) -> Draft:
     if not bounds.total_s:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "all kernels have duration 0")
-    full = bounds.coverage >= MIN_COVERAGE
+    full, by_class = bounds.coverage >= MIN_COVERAGE, bounds.by_class_s / bounds.total_s
+    left_out = "" if full else f"a lower bound: {bounds.coverage:.0%} of compute time has a known bound"
+    assumed = f"for {by_class:.0%} of compute time the kernel's class decides, not shapes" if by_class else ""
     return Draft(
         seconds / bounds.total_s,
         n_ranks=len(trace.ranks),
         reason=None if full else Reason.NO_SHAPES,
-        detail=_describe_coverage(bounds, full),
+        detail="; ".join(filter(None, (left_out, assumed))),
         inputs=_inputs(bounds),
     )
 
@@ -221,7 +212,5 @@ def measure_compute_bound_frac(trace: TraceView) -> Draft:
     """Share of compute time in operations above the ridge of the roofline; see memory_bound_frac."""
     bounds = find_bounds(trace)
     if not bounds.operations:
-        raise NotAvailable(
-            Reason.NO_SHAPES, "no operator records its shapes (record_shapes=True) or its FLOP and bytes"
-        )
+        raise NotAvailable(Reason.NO_SHAPES, NO_COSTS)
     return _draft(trace, bounds, bounds.compute_s)

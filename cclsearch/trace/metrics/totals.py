@@ -19,10 +19,8 @@ def seconds_by_class(trace: TraceView) -> dict[str, float]:
     """Return class of compute -> summed seconds of its kernels per step (mean over ranks), largest first."""
     totals = np.zeros(len(ComputeClass))
     for view in trace.ranks.values():
-        rows = view.in_windows(view.compute_kernels)
-        classes = view.table.name_class[view.table.name_id[rows]]
-        ns = np.bincount(classes, weights=view.table.dur_ns[rows].astype(float), minlength=len(totals))
-        totals += ns / 1e9 / max(len(view.windows.spans_W2), 1) / len(trace.ranks)
+        seconds_N, _ = view.sum_by_name(view.compute_kernels)
+        totals += np.bincount(view.table.name_class, weights=seconds_N, minlength=len(totals)) / len(trace.ranks)
     return {ComputeClass(i).name.lower(): float(totals[i]) for i in np.argsort(-totals).tolist() if totals[i]}
 
 

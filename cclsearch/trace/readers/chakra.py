@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cclsearch.trace.events import Collective, CollectiveKind, DeviceInfo, EventTable, FileStatus, Kind, Reason
+from cclsearch.trace.events import Collective, CollectiveKind, DeviceInfo, EventTable, Kind, Reason
 from cclsearch.trace.names.kinds import classify_collective
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
@@ -26,9 +26,8 @@ from cclsearch.trace.readers.protobuf_wire import (
     read_varint,
     to_signed,
 )
-from cclsearch.trace.readers.stream import ReadLimits, TraceError
+from cclsearch.trace.readers.stream import ReadLimits, TraceError, list_faults
 
-_ROWS_PER_ENTRY = 20
 _MEMORY, _COMPUTE, _SEND, _RECV, _COLLECTIVE = (2, 3), 4, 5, 6, 7
 """`NodeType` of the schema."""
 _KINDS = {
@@ -84,16 +83,11 @@ def read_chakra(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
     if not timed:
         raise TraceError(Reason.TRACE_TRUNCATED if is_cut else Reason.NO_GPU_EVENTS, "contains no node with work")
     is_timed = len(timed) == 1 or any(node.start_us for node in timed)
-    nodes = timed if is_timed else [_placed(node, place) for place, node in enumerate(timed)]
-    table = _build(nodes, metadata, path.name, is_timed=is_timed)
-    if is_cut:
-        table = replace(table, status=FileStatus.PARTIAL, reasons=(Reason.TRACE_TRUNCATED,))
-    return (table,)
-
-
-def _placed(node: _Node, place: int) -> _Node:
-    """Return the node with its place in the file instead of times."""
-    return replace(node, start_us=0, place=place, attributes={**node.attributes, "duration_ns": 1})
+    if not is_timed:
+        one: Attributes = {"duration_ns": 1}  # places in the file instead of times
+        timed = [replace(n, start_us=0, place=at, attributes=n.attributes | one) for at, n in enumerate(timed)]
+    table = _build(timed, metadata, path.name, is_timed=is_timed)
+    return (replace(table, reasons=list_faults(is_complete=not is_cut)),)
 
 
 def _read_messages(data: Buffer, limits: ReadLimits) -> tuple[Attributes, list[_Node], bool]:
@@ -116,8 +110,7 @@ def _read_messages(data: Buffer, limits: ReadLimits) -> tuple[Attributes, list[_
             metadata = _read_attributes(WireMessage(data, (at, at + length)), 2)
         else:
             nodes.append(_read_node(WireMessage(data, (at, at + length))))
-        if len(nodes) > limits.rows // _ROWS_PER_ENTRY:
-            raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // _ROWS_PER_ENTRY} nodes")
+        limits.check_entries(len(nodes), "nodes")
         at += length
     if metadata is None:
         raise MalformedMessage

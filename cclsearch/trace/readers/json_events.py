@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 
@@ -35,6 +35,7 @@ SCANS_AHEAD = 4
 
 _HEAD = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOM = b"\xef\xbb\xbf"
+_UNION: Any = Union[Span, Meta, Instant, *IGNORED_PHASES]
 _DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
 
@@ -47,8 +48,7 @@ class EventReader:
     def __init__(self, stream: ByteStream, limits: ReadLimits, *, scanner: PieceScanner | None = None) -> None:
         self._stream = stream
         self._limits = limits
-        typed: Any = msgspec.json.Decoder(list[_union()])  # type: ignore[misc]
-        self._decode = typed.decode
+        self._decode = msgspec.json.Decoder(list[_UNION]).decode
         self._buffer = bytearray(2 * BLOCK_BYTES)
         self._start = 0
         """Position of the next event, or of the separator before it."""
@@ -264,10 +264,3 @@ class EventReader:
         if whole is not None:
             self.metadata = whole
         self.complete = whole is not None and not self._stream.is_truncated
-
-
-def _union() -> Any:
-    union: Any = Span | Meta | Instant
-    for ignored in IGNORED_PHASES:
-        union = union | ignored
-    return union

@@ -93,7 +93,8 @@ class EventScanner:
     """Reads events with Python's parser, which accepts NaN, infinities, control characters and broken UTF-8."""
 
     def __init__(self, limits: ReadLimits) -> None:
-        self._decoder = json.JSONDecoder(parse_int=_integer, strict=False)
+        # A number of very many digits would take long as an integer.
+        self._decoder = json.JSONDecoder(parse_int=lambda n: int(n) if len(n) < 40 else float(n), strict=False)
         self._limits = limits
 
     def find_separator(self, piece: bytes) -> bytes:
@@ -241,7 +242,3 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nan(item) for item in value]
     return value
-
-
-def _integer(text: str) -> Any:
-    return int(text) if len(text) < 40 else float(text)

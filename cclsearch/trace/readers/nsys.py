@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ class _Export:
         cursor = self.connection.execute(f'SELECT {chosen} FROM "{table}"')
         while batch := cursor.fetchmany(_BATCH):
             yield from batch
+
+    def read_spans(self, table: str, *wanted: str) -> Iterator[tuple[Any, ...]]:
+        """Yield start, end and these columns of the rows with a valid span of time."""
+        for row in self.read(table, "start", "end", *wanted):
+            start, end = row[:2]
+            if isinstance(start, int) and isinstance(end, int) and 0 <= start <= end < 2**62:
+                yield row
 
 
 def read_nsys(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
@@ -105,21 +113,17 @@ def _read(file: _Export, path: Path, limits: ReadLimits) -> tuple[EventTable, ..
     _check_tables(file)
     by_device: dict[tuple[int, int], list[NsysRow]] = {}
     by_process: dict[int, list[NsysRow]] = {}
-    count = 0
+    numbers = count(1)
     for process, ordinal, row in _device_rows(file):
         by_device.setdefault((ordinal, process), []).append(row)
-        count += 1
-        if count > limits.rows // 20:
-            raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // 20} rows")
+        limits.check_entries(next(numbers), "rows")
     if not by_device:
         raise TraceError(Reason.NO_GPU_EVENTS, "contains no kernel and no copy of any device")
     for process, row in _host_rows(file):
         by_process.setdefault(process, []).append(row)
-        count += 1
-        if count > limits.rows // 20:
-            raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // 20} rows")
+        limits.check_entries(next(numbers), "rows")
     infos = _read_devices(file)
-    base_ns = _session_start(file)
+    base_ns = positive_int(next(file.read("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), (0,))[0]) or 0
     is_one_process = len({process for _, process in by_device}) == 1 and len(by_process) <= 1
     tables = []
     for (ordinal, process), rows in sorted(by_device.items()):
@@ -139,12 +143,10 @@ def _check_tables(file: _Export) -> None:
 
 
 def _device_rows(file: _Export) -> Iterator[tuple[int, int, NsysRow]]:
-    wanted = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+    wanted = ("deviceId", "streamId", "correlationId", "globalPid")
     launch = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
     names = ("shortName", "demangledName", "nameId", "staticSharedMemory", "dynamicSharedMemory")
-    for values in file.read(_KERNEL, *wanted, *launch, *names):
-        if not _is_span(values[0], values[1]):
-            continue
+    for values in file.read_spans(_KERNEL, *wanted, *launch, *names):
         short, long = _string(file, values[13], values[15]), _string(file, values[14], values[13])
         grid = _ints(values[6:12])
         row = NsysRow(Kind.COMPUTE, values[0], values[1], long or short or "unnamed kernel", _int(values[3]))
@@ -154,39 +156,31 @@ def _device_rows(file: _Export) -> Iterator[tuple[int, int, NsysRow]]:
             row.grid = (grid[0] * grid[1] * grid[2], grid[3] * grid[4] * grid[5], max(_int(values[12]), 0), shared)
         yield _int(values[5]), _int(values[2]), row
     for table, kind in ((_MEMCPY, Kind.MEMCPY), (_MEMSET, Kind.MEMSET)):
-        for values in file.read(table, *wanted, "bytes", "copyKind"):
-            if _is_span(values[0], values[1]):
-                copy = f"Memcpy {_COPY_KINDS.get(values[7], 'unknown')}"
-                name = copy if kind == Kind.MEMCPY else "Memset (Device)"
-                row = NsysRow(kind, values[0], values[1], name, _int(values[3]))
-                row.corr, row.bytes = _int(values[4]), _int(values[6])
-                yield _int(values[5]), _int(values[2]), row
+        for values in file.read_spans(table, *wanted, "bytes", "copyKind"):
+            copy = f"Memcpy {_COPY_KINDS.get(values[7], 'unknown')}"
+            name = copy if kind == Kind.MEMCPY else "Memset (Device)"
+            row = NsysRow(kind, values[0], values[1], name, _int(values[3]))
+            row.corr, row.bytes = _int(values[4]), _int(values[6])
+            yield _int(values[5]), _int(values[2]), row
 
 
 def _host_rows(file: _Export) -> Iterator[tuple[int, NsysRow]]:
-    for start, end, thread, corr, name_id in file.read(
-        _RUNTIME, "start", "end", "globalTid", "correlationId", "nameId"
-    ):
-        if _is_span(start, end):
-            name = re.sub(r"_v\d+$", "", _string(file, name_id) or "runtime call")
-            row = NsysRow(Kind.RUNTIME, start, end, name, _int(thread))
-            row.corr = _int(corr)
-            yield _int(thread) & _PROCESS_MASK, row
-    for start, end, event_type, text, text_id, thread in file.read(
-        "NVTX_EVENTS", "start", "end", "eventType", "text", "textId", "globalTid"
-    ):
-        if _is_span(start, end) and event_type in _NVTX_RANGES:
-            name = text if isinstance(text, str) and text else _string(file, text_id)
-            if name:
-                plain = _SERIAL.sub("", name)
-                kind = Kind.CPU_OP if plain != name else Kind.ANNOTATION
-                yield _int(thread) & _PROCESS_MASK, NsysRow(kind, start, end, plain[:1000], _int(thread))
-    for start, end, process in file.read(_SYNC, "start", "end", "globalPid"):
-        if _is_span(start, end):
-            yield _int(process), NsysRow(Kind.SYNC, start, end, "synchronization", 0)
-    for start, end, thread in file.read("PROFILER_OVERHEAD", "start", "end", "globalTid"):
-        if _is_span(start, end):
-            yield _int(thread) & _PROCESS_MASK, NsysRow(Kind.OVERHEAD, start, end, "profiler", _int(thread))
+    for start, end, thread, corr, name_id in file.read_spans(_RUNTIME, "globalTid", "correlationId", "nameId"):
+        name = re.sub(r"_v\d+$", "", _string(file, name_id) or "runtime call")
+        row = NsysRow(Kind.RUNTIME, start, end, name, _int(thread))
+        row.corr = _int(corr)
+        yield _int(thread) & _PROCESS_MASK, row
+    ranges = ("eventType", "text", "textId", "globalTid")
+    for start, end, event_type, text, text_id, thread in file.read_spans("NVTX_EVENTS", *ranges):
+        name = text if isinstance(text, str) and text else _string(file, text_id)
+        if name and event_type in _NVTX_RANGES:
+            plain = _SERIAL.sub("", name)
+            kind = Kind.CPU_OP if plain != name else Kind.ANNOTATION
+            yield _int(thread) & _PROCESS_MASK, NsysRow(kind, start, end, plain[:1000], _int(thread))
+    for start, end, process in file.read_spans(_SYNC, "globalPid"):
+        yield _int(process), NsysRow(Kind.SYNC, start, end, "synchronization", 0)
+    for start, end, thread in file.read_spans("PROFILER_OVERHEAD", "globalTid"):
+        yield _int(thread) & _PROCESS_MASK, NsysRow(Kind.OVERHEAD, start, end, "profiler", _int(thread))
 
 
 def _read_devices(file: _Export) -> dict[int, DeviceInfo]:
@@ -201,11 +195,6 @@ def _read_devices(file: _Export) -> dict[int, DeviceInfo]:
     return found
 
 
-def _session_start(file: _Export) -> int:
-    first = next(file.read("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"), (0,))[0]
-    return positive_int(first) or 0
-
-
 def _string(file: _Export, *numbers: Any) -> str:
     for number in numbers:
         if isinstance(number, str):
@@ -213,10 +202,6 @@ def _string(file: _Export, *numbers: Any) -> str:
         if isinstance(number, int) and number in file.strings:
             return file.strings[number]
     return ""
-
-
-def _is_span(start: Any, end: Any) -> bool:
-    return isinstance(start, int) and isinstance(end, int) and 0 <= start <= end < 2**62
 
 
 def _int(value: Any) -> int:

@@ -13,16 +13,15 @@ from typing import Any
 
 import msgspec
 
-from cclsearch.trace.events import DeviceInfo, EventTable, FileStatus, Kind, Reason
+from cclsearch.trace.events import DeviceInfo, EventTable, Kind, Reason
+from cclsearch.trace.readers.columns import positive_int
 from cclsearch.trace.readers.json_sections import SectionReader
 from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
-from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError, list_faults
 
 TOOL = "rocprofiler-sdk-tool"
 _CPU, _GPU = 1, 2
 """Types of agents."""
-_ROWS_PER_ENTRY = 20
-"""A row takes about this many times the memory of a row of `ReadLimits.rows`."""
 
 
 class _Handle(msgspec.Struct, gc=False):
@@ -178,21 +177,14 @@ def read_rocprof(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
                 processes.append(_Process())
             if batch:
                 processes[-1].add(place.removeprefix(f"{TOOL}/"), batch)
-            if sum(process.num_entries for process in processes) > limits.rows // _ROWS_PER_ENTRY:
-                raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // _ROWS_PER_ENTRY} records")
+            limits.check_entries(sum(process.num_entries for process in processes), "records")
     tables = [table for process in processes for table in _build_tables(process, path.name)]
     if not tables:
         if not reader.complete:
             raise TraceError(Reason.TRACE_TRUNCATED, "ends before its first kernel")
         raise TraceError(Reason.NO_GPU_EVENTS, "contains no kernel and no copy of any device")
-    reasons = _reasons_of(reader)
-    status = FileStatus.PARTIAL if reasons else FileStatus.COMPLETE
-    return tuple(replace(table, status=status, reasons=reasons) for table in tables)
-
-
-def _reasons_of(reader: SectionReader) -> tuple[Reason, ...]:
-    problems = {Reason.UNREADABLE: reader.num_bad > 0, Reason.TRACE_TRUNCATED: not reader.complete}
-    return tuple(reason for reason, found in problems.items() if found)
+    reasons = list_faults(is_complete=reader.complete, num_bad=reader.num_bad)
+    return tuple(replace(table, reasons=reasons) for table in tables)
 
 
 def _build_tables(process: _Process, source: str) -> Iterator[EventTable]:
@@ -218,8 +210,8 @@ def _device_of(process: _Process, handle: int) -> DeviceInfo:
     return DeviceInfo(
         ordinal,
         agent.product_name or agent.name,
-        num_sms=agent.cu_count if 0 < agent.cu_count < 2**31 else None,
-        memory_bytes=memory if 0 < memory < 2**62 else None,
+        num_sms=positive_int(agent.cu_count, 2**31),
+        memory_bytes=positive_int(memory),
     )
 
 

@@ -6,11 +6,14 @@ import os
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cclsearch.trace.events import Reason
 
 GZIP_MAGIC = b"\x1f\x8b"
+PACKED_BYTES = 256 << 10
+ROWS_PER_ENTRY = 20
+"""An object of a record takes about this many times the memory of a row in columns."""
 HEAD_BYTES = 1 << 20
 """Number of first bytes that show a file's format."""
 
@@ -32,6 +35,11 @@ class ReadLimits:
     bad_events: int = 2000
     """After more broken events than this, the rest of the file is skipped."""
 
+    def check_entries(self, count: int, what: str) -> None:
+        """Raise TraceError if these records, which become objects instead of columns, are too many."""
+        if count > self.rows // ROWS_PER_ENTRY:
+            raise TraceError(Reason.TOO_LARGE, f"more than {self.rows // ROWS_PER_ENTRY} {what}")
+
 
 class TraceError(Exception):
     """A trace cannot be read: a reason from the closed list, and one line for people."""
@@ -42,18 +50,26 @@ class TraceError(Exception):
         self.message = message
 
 
+def list_faults(*, is_complete: bool, num_bad: int = 0) -> tuple[Reason, ...]:
+    """Return the reasons why a file was read only in part: broken records, or a missing end."""
+    faults = {Reason.UNREADABLE: num_bad > 0, Reason.TRACE_TRUNCATED: not is_complete}
+    return tuple(reason for reason, found in faults.items() if found)
+
+
 class ByteStream:
     """Reads a file block by block; `is_truncated` is set if gzip data end early or are damaged."""
 
     def __init__(self, path: Path, limits: ReadLimits) -> None:
         self.is_truncated = False
         self._limits = limits
-        self._file: IO[bytes] = path.open("rb", buffering=0)
+        self._file = path.open("rb", buffering=0)
         self._packed_size = path.stat().st_size
         magic = self._file.read(2)
         self._file.seek(0)
         self._is_gzip = magic == GZIP_MAGIC
-        self._source: Any = GzipBlocks(self._file) if self._is_gzip else self._file
+        self._zlib = _fastest_zlib()
+        self._inflate = self._zlib.decompressobj(31)
+        self._packed = b""
         self._raw = 0
         self._again = b""
 
@@ -69,13 +85,32 @@ class ByteStream:
             count = min(len(self._again), len(block))
             block[:count], self._again = self._again[:count], self._again[count:]
             return count
-        try:
-            count = self._source.readinto(block) or 0
-        except GzipDamage:
-            self.is_truncated, count = True, 0
+        count = self._unpack(block) if self._is_gzip else self._file.readinto(block) or 0
         self._raw += count
         self._check()
         return count
+
+    def _unpack(self, block: memoryview) -> int:
+        """Fill the block from the gzip members, one after another; damage ends the file."""
+        filled = 0
+        while filled < len(block) and not self.is_truncated:
+            self._packed = self._packed or self._file.read(PACKED_BYTES)
+            if not self._packed:
+                self.is_truncated = not self._inflate.eof
+                break
+            if self._inflate.eof:
+                if not self._packed.startswith(GZIP_MAGIC[: len(self._packed)]):
+                    break  # padding after the last member, as on tape
+                self._inflate = self._zlib.decompressobj(31)
+            try:
+                piece: bytes = self._inflate.decompress(self._packed, len(block) - filled)
+            except self._zlib.error:
+                self.is_truncated = True
+                break
+            self._packed = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+            block[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return filled
 
     def push_back(self, text: bytes) -> None:
         """Let `readinto` give this text again before it continues."""
@@ -130,65 +165,9 @@ def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
         return b""
 
 
-class GzipDamage(Exception):
-    """The gzip data are damaged from here on, or truncated."""
-
-
-class GzipBlocks:
-    """Unpacks gzip members one after another, at most one block of the caller at a time."""
-
-    PACKED_BYTES = 256 << 10
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._zlib, self._error = _fastest_zlib()
-        self._inflate = self._zlib.decompressobj(31)
-        self._packed = b""
-        self._started = False
-        self._damage = ""
-
-    def readinto(self, block: memoryview) -> int:
-        """Fill the block with all available bytes; raises GzipDamage if there are none."""
-        filled = 0
-        while filled < len(block):
-            try:
-                piece = self._next(len(block) - filled)
-            except GzipDamage:
-                if filled:
-                    return filled  # the next call raises it
-                raise
-            if piece is None:
-                break
-            block[filled : filled + len(piece)] = piece
-            filled += len(piece)
-        return filled
-
-    def _next(self, limit: int) -> bytes | None:
-        if self._damage:
-            raise GzipDamage(self._damage)
-        if not self._packed:
-            self._packed = self._file.read(self.PACKED_BYTES) or b""
-        if not self._packed:
-            if self._started and not self._inflate.eof:
-                raise GzipDamage("the gzip file is truncated")
-            return None
-        if self._inflate.eof:
-            if not self._packed.startswith(GZIP_MAGIC[: len(self._packed)]):
-                return None  # padding after the last member, as on tape
-            self._inflate = self._zlib.decompressobj(31)
-        try:
-            piece: bytes = self._inflate.decompress(self._packed, limit)
-        except self._error as error:
-            self._damage = f"the gzip data are damaged ({error})"
-            raise GzipDamage(self._damage) from None
-        self._started = True
-        self._packed = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
-        return piece
-
-
-def _fastest_zlib() -> tuple[Any, Any]:
+def _fastest_zlib() -> Any:
     try:
         from isal import isal_zlib
     except ImportError:
-        return zlib, zlib.error
-    return isal_zlib, isal_zlib.error
+        return zlib
+    return isal_zlib

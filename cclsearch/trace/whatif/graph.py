@@ -7,6 +7,7 @@ other ranks of a matched collective.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from cclsearch.trace.view import RankView, TraceView
 
 Bools = npt.NDArray[np.bool_]
 
+_SYNCHRONIZES = re.compile("Synchronize")
 GPU_SLACK_NS = 20_000
 # CPU threads wake slowly.
 CPU_SLACK_NS = 1_000_000
@@ -162,9 +164,7 @@ def _find_producers(lane: Int64s, start: Int64s, end: Int64s, launch_ns: Int64s,
 def _host_waits(view: RankView, launch_ns: Int64s, end: Int64s, move: int) -> Int64s:
     """Return the device event that the host's last synchronization before each launch waited for."""
     table = view.table
-    blocking = np.array(["Synchronize" in name for name in table.names] or [False])
-    runtime = view.rows(Kind.RUNTIME)
-    syncs = np.concatenate([runtime[blocking[table.name_id[runtime]]], view.rows(Kind.SYNC)])
+    syncs = np.concatenate([table.rows_named(_SYNCHRONIZES, Kind.RUNTIME), view.rows(Kind.SYNC)])
     if not len(syncs) or not len(end):
         return np.full(len(launch_ns), -1, dtype=np.int64)
     sync_end = np.sort(table.ts_ns[syncs] + table.dur_ns[syncs] + move)

@@ -49,7 +49,9 @@ def split_processes(
         if len(hosts) < 2:
             return []
         if set(owners.values()) != set(hosts):
-            raise _inseparable(hosts, pids)
+            shown = " and ".join(repr(pids[host]) for host in hosts[:4])
+            whose = "nothing tells whose the device's rows are: give one file per process"
+            raise TraceError(Reason.MIXED_RUNS, f"rows of the processes {shown}, and {whose}")
         owner[on_device] = [owners.get(key, -1) for key in lane[on_device].tolist()]
         first_device = {host: min(key & 65535 for key, found in owners.items() if found == host) for host in hosts}
         hosts.sort(key=lambda host: first_device[host])
@@ -75,12 +77,9 @@ def _owner(columns: Dense, process: NDArray[np.int16], hosts: Sequence[int], row
         return own
     found = [_launch_lags(columns, process == host, rows) for host in hosts]
     most = max(len(lags) for lags in found)
-    possible = [(float(lags.mean()), host) for lags, host in zip(found, hosts, strict=True) if _explains(lags, most)]
+    least = max(MIN_LAUNCHED * most, 1)
+    possible = [(float(lags.mean()), host) for lags, host in zip(found, hosts, strict=True) if len(lags) >= least]
     return min(possible)[1] if possible else -1
-
-
-def _explains(lags: NDArray[np.int64], most: int) -> bool:
-    return len(lags) > 0 and len(lags) >= MIN_LAUNCHED * most
 
 
 def _launch_lags(columns: Dense, is_of_process: NDArray[np.bool_], rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -90,12 +89,6 @@ def _launch_lags(columns: Dense, is_of_process: NDArray[np.bool_], rows: NDArray
     _, launch, _ = match_launches(columns["kind"][both], columns["corr"][both])
     lags = columns["ts_ns"][rows] - columns["ts_ns"][both][launch]
     return np.asarray(lags[(launch >= 0) & (lags >= 0)])
-
-
-def _inseparable(hosts: Sequence[int], pids: Sequence[Any]) -> TraceError:
-    shown = " and ".join(repr(pids[host]) for host in hosts[:4])
-    message = f"rows of the processes {shown}, and nothing tells whose the device's rows are: give one file per process"
-    return TraceError(Reason.MIXED_RUNS, message)
 
 
 def take_rows(mask: NDArray[np.bool_], columns: Dense, sparse: Sparse) -> tuple[Dense, Sparse]:

@@ -167,7 +167,7 @@ class KinetoBuilder:
         rows, count = on_device + first, len(details)
         blocks = np.fromiter([item.blocks_per_sm for item in details], np.float64, count)
         external = to_int64([max(item.ext, item.old_ext) for item in details], count)
-        self.add_sizes(*_present(rows, to_int64([item.bytes for item in details], count)))
+        self.rows.add_sparse("bytes", *_present(rows, to_int64([item.bytes for item in details], count)))
         self.add_blocks(*_present(rows, blocks))
         self.ext_of_device.append(*_present(rows, external))
         with_grid = [n for n, item in enumerate(details) if item.grid]
@@ -183,10 +183,6 @@ class KinetoBuilder:
         key = (name, tuple(str(args.get(field)) for field in _COLLECTIVE_FIELDS))
         self.collective_args.setdefault(key, args)
         return self.rows.collectives[key]
-
-    def add_sizes(self, rows: NDArray[Any], sizes: NDArray[np.int64]) -> None:
-        """Add the bytes of device rows."""
-        self.rows.add_sparse("bytes", rows, sizes)
 
     def add_blocks(self, rows: NDArray[Any], blocks: NDArray[np.float64]) -> None:
         """Add the blocks per multiprocessor of device rows."""

@@ -69,7 +69,9 @@ class ScannedRows:
         rows = builder.rows
         self._names = Numbering(scanner, NAMES, self._number_name)
         self._threads = Numbering(scanner, THREADS, lambda number: rows.threads[scanner.decoded(THREADS, number)])
-        self._shapes = Numbering(scanner, SHAPES, lambda number: rows.shapes[self._shape_key(number)])
+        self._shapes = Numbering(
+            scanner, SHAPES, lambda number: rows.shapes[tuple(scanner.text(SHAPES, number).split(b"\0")[:-1])]
+        )
         self._grids = Numbering(scanner, GRIDS, lambda number: rows.grids[self._grid_key(number)])
         self._calls = Numbering(scanner, CALLS, self._number_call)
 
@@ -109,7 +111,7 @@ class ScannedRows:
 
     def _add_details(self, piece: ScannedPiece, first: np.int32) -> None:
         builder, rows = self._builder, self._builder.rows
-        builder.add_sizes(piece.size_row + first, piece.size_bytes)
+        rows.add_sparse("bytes", piece.size_row + first, piece.size_bytes)
         builder.add_blocks(piece.block_row + first, piece.block_per_sm)
         builder.ext_of_device.append(piece.external_row + first, piece.external_id)
         rows.add_sparse("grid_id", piece.grid_row + first, self._grids.translate(piece.grid_key))
@@ -130,9 +132,6 @@ class ScannedRows:
     def _number_call(self, number: int) -> int:
         name, args = self._scanner.call_args[number]
         return self._builder.number_call(int(self._names.translate(np.array([name], np.int32))[0]), args)
-
-    def _shape_key(self, number: int) -> tuple[bytes, ...]:
-        return tuple(self._scanner.text(SHAPES, number).split(b"\0")[:-1])
 
     def _grid_key(self, number: int) -> tuple[bytes, bytes, int | None, int | None]:
         grid, block, registers, shared, _ = self._scanner.text(GRIDS, number).split(b"\0")

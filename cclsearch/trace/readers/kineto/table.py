@@ -15,13 +15,11 @@ from cclsearch.trace.events import (
     Collective,
     DeviceInfo,
     EventTable,
-    FileStatus,
     Kind,
     LaunchShape,
     MemoryPoints,
     OpShape,
     ProcessGroup,
-    Reason,
     Step,
 )
 from cclsearch.trace.names.kinds import classify_kernel
@@ -38,6 +36,7 @@ from cclsearch.trace.readers.kineto.attribution import (
 )
 from cclsearch.trace.readers.kineto.builder import KinetoBuilder
 from cclsearch.trace.readers.kineto.cpu import apply_cpu_rules
+from cclsearch.trace.readers.stream import list_faults
 from cclsearch.trace.readers.table_builder import (
     mark_incomplete_steps,
     match_launches,
@@ -102,7 +101,9 @@ def _build_table(
     )
     sparse["launch"] = (device_rows.astype(np.int32), launch)
     columns["step_id"] = attribute_rows(columns, names, steps, source_of_steps, by_start, device_rows, launch)
-    run = describe_run(metadata, groups, columns, device_rows, _absolute_base(builder, shift))
+    base_us = (builder.base_us or 0) + builder.reader.time_offset_us
+    base_ns = base_us * 1000 + shift + (positive_int(metadata.get("baseTimeNanoseconds")) or 0)
+    run = describe_run(metadata, groups, columns, device_rows, base_ns)
     steps = mark_incomplete_steps(steps, columns["step_id"], launch, launches)
     table = EventTable(
         **columns,
@@ -117,15 +118,9 @@ def _build_table(
         **run,
     )
     table = apply_cpu_rules(table) if table.accelerator == "cpu" else name_bare_collectives(table)
-    reasons: tuple[Reason, ...] = () if is_complete else (Reason.TRACE_TRUNCATED,)
-    if builder.num_bad or builder.reader.num_bad:
-        reasons += (Reason.UNREADABLE,)
-    return replace(table, status=FileStatus.PARTIAL if reasons else FileStatus.COMPLETE, reasons=reasons)
-
-
-def _absolute_base(builder: KinetoBuilder, shift: int) -> int:
-    extra = positive_int(builder.reader.metadata.get("baseTimeNanoseconds")) or 0
-    return extra + ((builder.base_us or 0) + builder.reader.time_offset_us) * 1000 + shift
+    return replace(
+        table, reasons=list_faults(is_complete=is_complete, num_bad=builder.num_bad + builder.reader.num_bad)
+    )
 
 
 def classify_kernels(
@@ -204,7 +199,6 @@ def read_groups(metadata: dict[str, Any]) -> dict[str, ProcessGroup]:
             str(config.get("pg_desc", "")),
             members,
             positive_int(config.get("pg_size"), _MAX_WORLD + 1) or len(members) or None,
-            str(config.get("backend_config", "")),
         )
     return groups
 
@@ -242,7 +236,6 @@ def read_device(ordinal: int, listed: list[dict[str, Any]]) -> DeviceInfo:
     item = next((item for item in listed if item.get("id") == ordinal), None)
     if item is None:
         return DeviceInfo(ordinal)
-    major, minor = item.get("computeMajor"), item.get("computeMinor")
     return DeviceInfo(
         ordinal,
         name=str(item.get("name", "")),
@@ -253,7 +246,6 @@ def read_device(ordinal: int, listed: list[dict[str, Any]]) -> DeviceInfo:
         shared_memory_per_sm_bytes=positive_int(
             item.get("sharedMemPerMultiprocessor", item.get("maxSharedMemoryPerMultiProcessor"))
         ),
-        compute_capability=f"{major}.{minor}" if isinstance(major, int) and isinstance(minor, int) else None,
     )
 
 

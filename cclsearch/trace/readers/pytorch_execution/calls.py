@@ -143,14 +143,10 @@ def read_process_groups(node: ExecutionNode) -> dict[str, ProcessGroup]:
         if isinstance(item, dict)
     ]
     groups = read_groups({"distributedInfo": {"pg_config": configs}})
-    return {name: _with_all_ranks(group) for name, group in groups.items()}
-
-
-def _with_all_ranks(group: ProcessGroup) -> ProcessGroup:
-    """Return the group; the default group of all ranks is written without its members."""
-    if group.ranks or not group.size or group.desc != "default_pg":
-        return group
-    return replace(group, ranks=tuple(range(group.size)))
+    for name, group in groups.items():
+        if not group.ranks and group.size and group.desc == "default_pg":  # of all ranks: written without its members
+            groups[name] = replace(group, ranks=tuple(range(group.size)))
+    return groups
 
 
 @dataclass(frozen=True)

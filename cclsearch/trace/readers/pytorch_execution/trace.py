@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import (
     COLUMNS,
     EventTable,
-    FileStatus,
     Kind,
     OpShape,
     ProcessGroup,
@@ -29,7 +28,7 @@ from cclsearch.trace.events import (
 )
 from cclsearch.trace.names.kinds import classify_kernel, classify_operator
 from cclsearch.trace.names.step_markers import MarkerSpan, steps_of_marks
-from cclsearch.trace.readers.columns import Interner
+from cclsearch.trace.readers.columns import Interner, positive_int
 from cclsearch.trace.readers.json_sections import SectionReader
 from cclsearch.trace.readers.kineto.args import SHAPED_OPS
 from cclsearch.trace.readers.pytorch_execution.calls import (
@@ -41,10 +40,9 @@ from cclsearch.trace.readers.pytorch_execution.calls import (
     dtype_of,
     read_process_groups,
 )
-from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError, list_faults
 from cclsearch.trace.readers.table_builder import steps_at
 
-_ROWS_PER_ENTRY = 20
 _SCHEMA = re.compile(r"1\.[01](\.|$)")
 _FRAMES = ("[pytorch|profiler|execution_trace|", "[pytorch|profiler|execution_graph|")
 """Begin the names of the nodes of the process and of its threads; the second until schema 1.0.1."""
@@ -78,8 +76,7 @@ class _Collector:
                 self.groups.update(read_process_groups(node))
             elif not node.name.startswith(_FRAMES):
                 self._add_node(node)
-        if len(self.ids) > self.limits.rows // _ROWS_PER_ENTRY:
-            raise TraceError(Reason.TOO_LARGE, f"more than {self.limits.rows // _ROWS_PER_ENTRY} nodes")
+        self.limits.check_entries(len(self.ids), "nodes")
 
     def _add_node(self, node: ExecutionNode) -> None:
         attributes = node.attributes()
@@ -88,7 +85,7 @@ class _Collector:
         thread, scope = attributes.get("tid", node.tid), attributes.get("scope", node.scope)
         self.ids.append(node.id)
         self.parents.append(parent if parent is not None and 0 <= parent < node.id else -1)
-        self.rf_ids.append(_id_or_none(attributes.get("rf_id", node.rf_id)))
+        self.rf_ids.append(positive_int(attributes.get("rf_id", node.rf_id), MAX_ID) or -1)
         self.name_ids.append(self.names[node.name[:4000] or "unnamed node"])
         self.thread_ids.append(self.threads[thread if isinstance(thread, int) else 0])
         if self.accelerator == "cpu" and _ON_DEVICE.search(node.inputs):
@@ -98,10 +95,6 @@ class _Collector:
         self.calls.add(number, node, attributes)
         if SHAPED_OPS.match(node.name) and (shape := _shape_of(node)):
             self.shape_ids[number] = self.shapes[shape]
-
-
-def _id_or_none(value: Any) -> int:
-    return value if type(value) is int and 0 < value < MAX_ID else -1
 
 
 def _shape_of(node: ExecutionNode) -> OpShape | None:
@@ -137,17 +130,16 @@ def read_execution_trace(path: Path, limits: ReadLimits) -> tuple[EventTable, ..
         raise TraceError(reason, "an execution trace without nodes")
     table = _build(collected, path.name)
     num_bad = reader.num_bad + collected.num_bad + len(collected.ids) - len(table)
-    problems = {Reason.UNREADABLE: num_bad > 0, Reason.TRACE_TRUNCATED: not reader.complete}
-    reasons = tuple(reason for reason, found in problems.items() if found)
-    status = FileStatus.PARTIAL if reasons else FileStatus.COMPLETE
-    return (replace(table, status=status, reasons=reasons),)
+    return (replace(table, reasons=list_faults(is_complete=reader.complete, num_bad=num_bad)),)
 
 
 def _build(collected: _Collector, source: str) -> EventTable:
     """Return the table, rows in the order in which the operators started; of repeated ids the first counts."""
     ids, order = np.unique(np.frombuffer(collected.ids, np.int64), return_index=True)
     count = len(ids)
-    parents = _rows_of_ids(np.frombuffer(collected.parents, np.int64)[order], ids)
+    parent_ids = np.frombuffer(collected.parents, np.int64)[order]
+    parents = np.searchsorted(ids, parent_ids).clip(0, count - 1)
+    parents = np.where(ids[parents] == parent_ids, parents, -1)
     row_of_number = np.full(len(collected.ids), -1, np.int64)
     row_of_number[order] = np.arange(count)
     names = tuple(collected.names)
@@ -200,12 +192,6 @@ def _build(collected: _Collector, source: str) -> EventTable:
         process_id=collected.process_id,
         source=source,
     )
-
-
-def _rows_of_ids(wanted: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the row of each id among the sorted ids; -1 for an id that no row has."""
-    at = np.searchsorted(ids, wanted).clip(0, len(ids) - 1)
-    return np.where(ids[at] == wanted, at, -1)
 
 
 def _extents(parents: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from cclsearch.trace.events import EventTable, FileStatus, Kind, Reason
+from cclsearch.trace.events import EventTable, Kind, Reason
 from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.names.kinds import classify_kernel, classify_xla
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta, Span
 from cclsearch.trace.readers.kineto.args import plain_args
-from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
+from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError, list_faults
 from cclsearch.trace.readers.xla.collectives import join_pairs
 from cclsearch.trace.readers.xla.costs import Programs, add_costs
 from cclsearch.trace.readers.xla.planes import (
@@ -65,10 +65,11 @@ def read_xla_json(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
                     event.args = msgspec.Raw(bytes(event.args))  # the reader reuses its buffer
                     events.setdefault((event.pid, event.tid), []).append(event)
                     count += 1
-                elif isinstance(event, Meta):
-                    _add_name(event, processes, threads)
-            if count > limits.rows // 20:
-                raise TraceError(Reason.TOO_LARGE, f"more than {limits.rows // 20} events")
+                elif isinstance(event, Meta) and event.name == "process_name":
+                    processes[event.pid] = str(plain_args(event.args).get("name", ""))
+                elif isinstance(event, Meta) and event.name == "thread_name":
+                    threads[event.pid, event.tid] = str(plain_args(event.args).get("name", ""))
+            limits.check_entries(count, "events")
     planes = [
         Plane(
             name,
@@ -81,13 +82,6 @@ def read_xla_json(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         for pid, name in processes.items()
     ]
     return build_tables(PlaneSpace(tuple(planes), reader.complete and not reader.num_bad), source=path.name)
-
-
-def _add_name(event: Meta, processes: dict[Any, str], threads: dict[Key, str]) -> None:
-    if event.name == "process_name":
-        processes[event.pid] = str(plain_args(event.args).get("name", ""))
-    elif event.name == "thread_name":
-        threads[(event.pid, event.tid)] = str(plain_args(event.args).get("name", ""))
 
 
 def _read_events(spans: list[Span]) -> Iterator[XEvent]:
@@ -115,7 +109,6 @@ def build_tables(space: PlaneSpace, *, source: str) -> tuple[EventTable, ...]:
     for (_, ordinal), (plane, rows, lines) in sorted(devices.items(), key=lambda item: item[0]):
         add_costs(rows, programs)
         table = build_xla_table(rows, lines, host, plane, ordinal, ordinals)
-        reasons = () if space.is_complete else (Reason.TRACE_TRUNCATED,)
         tables.append(
             replace(
                 table,
@@ -125,8 +118,7 @@ def build_tables(space: PlaneSpace, *, source: str) -> tuple[EventTable, ...]:
                 base_ns=table.base_ns + space.start_ns,
                 clock="unix" if space.start_ns else "trace",
                 source=source,
-                status=FileStatus.PARTIAL if reasons else FileStatus.COMPLETE,
-                reasons=reasons,
+                reasons=list_faults(is_complete=space.is_complete),
             )
         )
     return tuple(tables)
