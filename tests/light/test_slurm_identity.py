@@ -8,54 +8,23 @@ import time
 from pathlib import Path
 
 import pytest
+from slurm.fake_commands import SEPARATOR, SUBMITTED, FakeSlurm, open_launcher, row
 from slurm.trials import make_job
 
 from cclsearch.core.errors import UserError
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.slurm.commands import expand_ids, query_job
-from cclsearch.launch.slurm.job_files import RunScript, Submission, classify_trial, make_job_spec
+from cclsearch.launch.slurm.job_files import RunScript, Submission, make_job_spec
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.launch.slurm.submit import render_chunk
 
-SEPARATOR = "\x1f"
-SUBMITTED = "2026-01-02T03:04:05"
 EARLIER, LATER = "2025-12-31T00:00:00", "2026-01-02T04:00:00"
-
-
-class FakeSlurm:
-    """Slurm's commands as scripts: what squeue and sacct list is set, what scancel got is kept."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        self.write("sbatch", "echo Submitted batch job 77")
-        self.write("squeue", f"cat {folder}/queue 2>/dev/null; true")
-        self.write("sacct", f"cat {folder}/accounts 2>/dev/null; true")
-        self.write("scancel", f'echo "$*" >>{folder}/cancelled; : >{folder}/queue')
-        self.write("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-        self.write("sinfo", "true")
-
-    def write(self, name: str, text: str) -> None:
-        (self.folder / name).write_text(f"#!/bin/bash\n{text}\n")
-        (self.folder / name).chmod(0o755)
-
-    def list_jobs(self, *rows: str) -> None:
-        (self.folder / "queue").write_text("".join(f"{row}\n" for row in rows))
-
-    def account(self, *rows: str) -> None:
-        (self.folder / "accounts").write_text("".join(f"{row}\n" for row in rows))
-
-    @property
-    def cancelled(self) -> list[str]:
-        path = self.folder / "cancelled"
-        return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
-    return FakeSlurm(tmp_path / "bin")
+    return FakeSlurm(tmp_path / "bin", monkeypatch)
 
 
 @pytest.fixture
@@ -69,19 +38,12 @@ def run(tmp_path: Path, slurm: FakeSlurm) -> tuple[SlurmLauncher, Handle]:
 
 
 def open_run(folder: Path, **fields: object) -> SlurmLauncher:
-    """Return a launcher as a resumed search opens it: it knows nothing but the files."""
-    settings = SlurmSettings.model_validate({"cpu_only": True, "poll_s": 0.0001, "grace_s": 0.0, **fields})
-    program = RunScript(Path(__file__), "process", {})
-    return SlurmLauncher(settings, program, classify=classify_trial, run_dir=folder / "mine")
+    return open_launcher(folder / "mine", **{"grace_s": 0.0, **fields})
 
 
 def place_of(handle: Handle) -> Path:
     """Return the working directory of the handle's job."""
     return Submission.model_validate_json((Path(handle.details["folder"]) / "submission.json").read_text()).folder
-
-
-def row(job_id: str, state: str, folder: Path | str, name: str, submitted: str = SUBMITTED) -> str:
-    return SEPARATOR.join([job_id, state, "None", "9:00", "n", submitted, str(folder), "", name])
 
 
 def account(job_id: str, state: str, folder: Path | str, name: str, submitted: str = SUBMITTED) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
 import pytest
 from command_line import run_command
+from slurm.fake_commands import PROGRAM, FakeSlurm, open_launcher, row
 from slurm.trials import make_job
 
 from cclsearch.core.errors import UserError
@@ -34,7 +34,6 @@ from cclsearch.launch.slurm.commands import (
 )
 from cclsearch.launch.slurm.job_files import (
     JobSpec,
-    RunScript,
     Submission,
     classify_trial,
     link_scratch,
@@ -42,32 +41,13 @@ from cclsearch.launch.slurm.job_files import (
     prepare_folder,
     remove_scratch,
 )
-from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.run import trial_folder
 
-SEPARATOR = "\x1f"
-
-
-def write_fake_command(folder: Path, name: str, text: str) -> None:
-    """Write a shell script that replaces one of Slurm's commands."""
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!/bin/bash\n{text}\n")
-    (folder / name).chmod(0o755)
-
-
-def make_row(job_id: str, state: str, folder: Path | str, name: str, *, submitted: str = "2026-01-02T03:04:05") -> str:
-    """Return a line of squeue as the launcher asks for it."""
-    return SEPARATOR.join([job_id, state, "None", "9:00", "n", submitted, str(folder), "", name])
-
 
 @pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for fake commands, first on the PATH."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    return folder
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    return FakeSlurm(tmp_path / "bin", monkeypatch)
 
 
 def test_the_node_program_needs_only_python_3_8_and_its_standard_library():
@@ -99,16 +79,13 @@ def test_torchrun_starts_the_ranks_of_each_node():
     assert [share[4] for share in shares] == [f"--node-rank={index}" for index in range(3)]
 
 
-def test_one_process_per_node_gets_its_rank_and_the_coordinator(
-    monkeypatch,
-):
+def test_one_process_per_node_gets_its_rank_and_the_coordinator(monkeypatch):
     monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
     spec = {"runner": "process", "name": "r-t0001-a1", "nodes": 3, "environment": {"CCL_TP": "2"}}
     environments = [node.task_environment(spec, index, "head", 29500) for index in range(3)]
     assert [each["CCL_PROCESS_ID"] for each in environments] == ["0", "1", "2"]
-    assert {each["CCL_NUM_PROCESSES"] for each in environments} == {"3"}
-    assert {each["CCL_COORDINATOR"] for each in environments} == {"head:29500"}
-    assert {(each["CCL_JOB_NAME"], each["CCL_TP"]) for each in environments} == {("r-t0001-a1", "2")}
+    same = ("CCL_NUM_PROCESSES", "CCL_COORDINATOR", "CCL_JOB_NAME", "CCL_TP")
+    assert {tuple(each[name] for name in same) for each in environments} == {("3", "head:29500", "r-t0001-a1", "2")}
     assert not [each for each in environments if "SLURM_JWT" in each]
     assert "SLURM_JWT" in node.srun_environment()
     for alone in ({**spec, "nodes": 1}, {**spec, "runner": "torchrun"}):
@@ -144,9 +121,9 @@ def test_other_names_are_not_secrets(name):
     assert not redact.is_secret_name(name)
 
 
-def test_sbatch_gets_slurms_token_and_a_job_does_not(tmp_path, commands, monkeypatch):
+def test_sbatch_gets_slurms_token_and_a_job_does_not(tmp_path, slurm, monkeypatch):
     monkeypatch.setenv("SLURM_JWT", "eyJhbGciOiJIUzI1NiJ9.e30.x")
-    write_fake_command(commands, "sbatch", f"env >{tmp_path}/env; echo Submitted batch job 5")
+    slurm.write("sbatch", f"env >{tmp_path}/env; echo Submitted batch job 5")
     assert submit_script(tmp_path / "job.sbatch") == "5"
     assert "SLURM_JWT=" in (tmp_path / "env").read_text()
     assert "SLURM_JWT" not in job_environment()
@@ -181,16 +158,14 @@ def test_a_job_inherits_few_variables_and_no_secret():
     assert set(clean_environment(outer)) == {"PATH", "HOME", "OPENAI_API_KEY", "SBATCH_ACCOUNT", "SLURM_CONF", "EDITOR"}
 
 
-def test_a_controller_that_does_not_answer_is_not_a_refusal(commands):
-    write_fake_command(
-        commands, "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
-    )
+def test_a_controller_that_does_not_answer_is_not_a_refusal(slurm):
+    slurm.write("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(SlurmUnavailable):
         read_queue()
-    write_fake_command(commands, "squeue", "sleep 30")
+    slurm.write("squeue", "sleep 30")
     with pytest.raises(SlurmUnavailable, match="no answer"):
         run_slurm(["squeue"], timeout_s=0.3)
-    write_fake_command(commands, "sbatch", "printf 'sbatch: error: bad\\x1b[31m thing\\n' >&2; exit 1")
+    slurm.write("sbatch", "printf 'sbatch: error: bad\\x1b[31m thing\\n' >&2; exit 1")
     with pytest.raises(SlurmRefusal) as refused:
         run_slurm(["sbatch"])
     assert str(refused.value) == "sbatch: error: bad thing"
@@ -209,33 +184,22 @@ def test_one_line_can_list_many_tasks():
     assert (expand_ids("12"), expand_ids("12_3")) == (["12"], ["12_3"])
 
 
-def test_many_jobs_cost_one_query(tmp_path, commands):
+def test_many_jobs_cost_one_query(tmp_path, slurm):
     """256 jobs, submitted as arrays; the fake commands count their calls."""
-    calls = tmp_path / "calls"
-    write_fake_command(
-        commands, "sbatch", f"echo sbatch >>{calls}; echo Submitted batch job 9$(grep -c sbatch {calls})"
-    )
-    write_fake_command(commands, "scancel", "true")
-    write_fake_command(commands, "scontrol", "echo 'MaxArraySize = 101'")
-    write_fake_command(commands, "squeue", f"echo squeue >>{calls}; cat {tmp_path}/rows")
-    launcher = SlurmLauncher(
-        SlurmSettings(cpu_only=True, poll_s=0.001),
-        RunScript(Path(__file__), "process", {}),
-        classify=classify_trial,
-        run_dir=tmp_path / "many",
-    )
-    handles = launcher.submit([make_job(tmp_path / "many", n, ranks=1) for n in range(1, 257)])
+    calls, run = tmp_path / "calls", tmp_path / "many"
+    slurm.write("sbatch", f"echo sbatch >>{calls}; echo Submitted batch job 9$(grep -c sbatch {calls})")
+    slurm.write("scontrol", "echo 'MaxArraySize = 101'")
+    slurm.write("squeue", f"echo squeue >>{calls}; cat {slurm.folder}/queue")
+    launcher = open_launcher(run, poll_s=0.001)
+    handles = launcher.submit([make_job(run, n, ranks=1) for n in range(1, 257)])
     assert calls.read_text().split() == ["sbatch"] * 3
     assert len({handle.job_id for handle in handles}) == 256
     rows = []
     for handle in handles:
         place = Submission.model_validate_json((Path(handle.details["folder"]) / "submission.json").read_text()).folder
-        rows.append(
-            make_row(
-                handle.job_id, "RUNNING", place, f"many-x{len(json.loads((place / 'jobs.json').read_text())['jobs'])}"
-            )
-        )
-    (tmp_path / "rows").write_text("\n".join(rows) + "\n")
+        size = len(json.loads((place / "jobs.json").read_text())["jobs"])
+        rows.append(row(handle.job_id, "RUNNING", place, f"many-x{size}"))
+    slurm.list_jobs(*rows)
     time.sleep(0.01)
     statuses = launcher.poll(handles)
     assert {status.state for status in statuses} == {JobState.RUNNING}
@@ -245,42 +209,34 @@ def test_many_jobs_cost_one_query(tmp_path, commands):
     assert [status.state for status in launcher.poll(handles)].count(JobState.DONE) == 1
 
 
-def test_a_submit_limit_is_final_unless_queued_jobs_count_against_it(tmp_path, commands):
+def test_a_submit_limit_is_final_unless_queued_jobs_count_against_it(tmp_path, slurm):
     calls = tmp_path / "calls"
     words = "AssocGrpSubmitJobsLimit Job violates accounting/QOS policy (job submit limit, user size)"
-    write_fake_command(commands, "sbatch", f"echo sbatch >>{calls}; echo '{words}' >&2; exit 1")
-    write_fake_command(commands, "scancel", "true")
-    write_fake_command(commands, "squeue", 'case "$*" in *--account=shared*) echo 7;; esac')
+    slurm.write("sbatch", f"echo sbatch >>{calls}; echo '{words}' >&2; exit 1")
+    slurm.write("squeue", 'case "$*" in *--account=shared*) echo 7;; esac')
 
-    def submit(run: str, **fields: object) -> Handle:
-        launcher = SlurmLauncher(
-            SlurmSettings.model_validate({"cpu_only": True, **fields}),
-            RunScript(Path(__file__), "process", {}),
-            classify=classify_trial,
-        )
-        return launcher.submit([make_job(tmp_path / run, 1, ranks=1)])[0]
+    def submit(account: str) -> Handle:
+        return open_launcher(account=account).submit([make_job(tmp_path / account, 1, ranks=1)])[0]
 
-    assert submit("shared", account="shared").job_id == ""
+    assert submit("shared").job_id == ""
     assert calls.read_text().split() == ["sbatch"]
     with pytest.raises(UserError, match=r"refuses.*frozen"):
-        submit("frozen", account="frozen")
+        submit("frozen")
     assert calls.read_text().split() == ["sbatch"] * 3
 
 
-def test_a_step_in_another_shells_allocation_is_found_and_cancelled(tmp_path, commands, monkeypatch):
+def test_a_step_in_another_shells_allocation_is_found_and_cancelled(tmp_path, slurm, monkeypatch):
     """A search was killed inside `salloc`; a shell outside finds its steps by the recorded allocation."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     run, asked = tmp_path / "killed", tmp_path / "asked"
-    settings = SlurmSettings(cpu_only=True, in_allocation=True)
-    program = RunScript(Path(__file__), "process", {})
-    spec = make_job_spec(make_job(run, 1, ranks=1), program, settings)
+    launcher = open_launcher(run, AllocationLauncher, in_allocation=True)
+    spec = make_job_spec(make_job(run, 1, ranks=1), PROGRAM, launcher.settings)
     prepare_folder(spec)
     elsewhere = ProcessIdentity(1, "another start of another machine", "1")
     step = StepRecord(allocation="77", nodes=("n1",), moment=BootMoment.now(), process=elsewhere, submitted="")
     write_model(spec.folder / "launched.json", step)
-    write_fake_command(commands, "squeue", f'echo "$*" >>{asked}; echo "77.3 {spec.name}"; echo "77.4 other"')
-    write_fake_command(commands, "scancel", f'echo "scancel $*" >>{asked}; echo "{{}}" >{spec.folder}/end.json')
-    launcher = AllocationLauncher(settings, program, classify=classify_trial, run_dir=run)
+    slurm.write("squeue", f'echo "$*" >>{asked}; echo "77.3 {spec.name}"; echo "77.4 other"')
+    slurm.write("scancel", f'echo "scancel $*" >>{asked}; echo "{{}}" >{spec.folder}/end.json')
     handles = launcher.find("killed")
     assert [handle.job_id for handle in handles] == [f"77.{spec.name}"]
     assert [status.state for status in launcher.poll(handles)] == [JobState.RUNNING]
@@ -293,9 +249,7 @@ def test_runs_of_the_same_name_in_two_projects_have_their_own_folders_on_one_scr
     settings = SlurmSettings(cpu_only=True, scratch=str(tmp_path / "scratch"))
     specs = []
     for project in ("a", "b"):
-        run = tmp_path / project / "night"
-        specs.append(make_job_spec(make_job(run, 1, ranks=1), RunScript(Path(__file__), "process", {}), settings))
-        specs[-1].trial_dir.mkdir(parents=True, exist_ok=True)
+        specs.append(make_job_spec(make_job(tmp_path / project / "night", 1, ranks=1), PROGRAM, settings))
         link_scratch(specs[-1], settings)
     assert specs[0].name == specs[1].name
     mine, others = (spec.trial_dir / "trace" for spec in specs)
@@ -312,20 +266,16 @@ def test_runs_of_the_same_name_in_two_projects_have_their_own_folders_on_one_scr
     assert (tmp_path / "precious" / "trace").is_dir(), "a link to any other place is not ours"
 
 
-def test_a_step_is_known_by_its_folder_and_an_allocation_by_its_submit_time(tmp_path, commands):
+def test_a_step_is_known_by_its_folder_and_an_allocation_by_its_submit_time(tmp_path, slurm):
     """Runs of one name in one allocation have steps of other names, and a later job has the allocation's number."""
-    write_fake_command(commands, "scontrol", "echo n1")
-    write_fake_command(commands, "srun", "echo $* >srun.log; sleep 60")
-    row = make_row("77", "RUNNING", "/", "held").replace("9:00", "UNLIMITED")
-    write_fake_command(commands, "squeue", f"case $* in *--steps*) echo ;; *) echo '{row}';; esac")
-    write_fake_command(commands, "scancel", "true")
-    settings = SlurmSettings(cpu_only=True, in_allocation="77", poll_s=0.001)
+    slurm.write("scontrol", "echo n1")
+    slurm.write("srun", "echo $* >srun.log; sleep 60")
+    held = row("77", "RUNNING", "/", "held").replace("9:00", "UNLIMITED")
     names = []
     for project in ("a", "b"):
+        slurm.write("squeue", f"case $* in *--steps*) echo ;; *) echo '{held}';; esac")
         run = tmp_path / project / "night"
-        launcher = AllocationLauncher(
-            settings, RunScript(Path(__file__), "process", {}), classify=classify_trial, run_dir=run
-        )
+        launcher = open_launcher(run, AllocationLauncher, in_allocation="77", poll_s=0.001)
         [handle] = launcher.submit([make_job(run, 1, ranks=1)])
         assert launcher.poll([handle])[0].state is JobState.RUNNING
         folder = Path(handle.details["folder"])
@@ -334,12 +284,9 @@ def test_a_step_is_known_by_its_folder_and_an_allocation_by_its_submit_time(tmp_
         launched = StepRecord.model_validate_json((folder / "launched.json").read_text())
         assert launched.submitted == "2026-01-02T03:04:05"
         (folder / "cancelled.json").unlink()
-        later = row.replace("2026-01-02", "2026-05-05")
-        write_fake_command(commands, "squeue", f"echo '{later}'")
+        slurm.write("squeue", f"echo '{held.replace('2026-01-02', '2026-05-05')}'")
         time.sleep(0.01)
-        failure = launcher.poll([handle])[0].failure
-        assert failure.kind is FailureKind.ALLOCATION_ENDED
-        write_fake_command(commands, "squeue", f"case $* in *--steps*) echo ;; *) echo '{row}';; esac")
+        assert launcher.poll([handle])[0].failure.kind is FailureKind.ALLOCATION_ENDED
     assert names[0] != names[1]
     assert all(name.startswith("night-t0001-a1-") for name in names)
 
@@ -356,18 +303,12 @@ def test_failure_files_of_an_attempt_do_not_affect_the_next_one(tmp_path):
     assert (job.trial_dir / "attempts" / "1" / "failures" / "rank-00003.json").is_file()
 
 
-def test_a_job_is_not_resubmitted_after_an_unclear_answer(tmp_path, commands):
+def test_a_job_is_not_resubmitted_after_an_unclear_answer(tmp_path, slurm):
     """sbatch times out after Slurm accepted the job: the queue lists it by its working directory."""
     calls, place = tmp_path / "calls", tmp_path / "place"
-    write_fake_command(
-        commands, "sbatch", f"dirname $1 >{place}; echo sbatch >>{calls}; echo 'Socket timed out' >&2; exit 1"
-    )
-    row = make_row("41", "PENDING", "$(cat " + str(place) + ")", "unclear-t0001-a1")
-    write_fake_command(commands, "squeue", f'echo "{row}"')
-    write_fake_command(commands, "scancel", "true")
-    launcher = SlurmLauncher(
-        SlurmSettings(cpu_only=True, poll_s=0.001), RunScript(Path(__file__), "process", {}), classify=classify_trial
-    )
+    slurm.write("sbatch", f"dirname $1 >{place}; echo sbatch >>{calls}; echo 'Socket timed out' >&2; exit 1")
+    slurm.write("squeue", f'echo "{row("41", "PENDING", f"$(cat {place})", "unclear-t0001-a1")}"')
+    launcher = open_launcher(poll_s=0.001)
     handles = launcher.submit([make_job(tmp_path / "unclear", 1, ranks=1)])
     assert handles[0].job_id == ""
     for _ in range(3):
@@ -377,25 +318,16 @@ def test_a_job_is_not_resubmitted_after_an_unclear_answer(tmp_path, commands):
     assert launcher.find("unclear")[0].job_id == "41"
 
 
-def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path, commands):
-    write_fake_command(commands, "sbatch", "echo Submitted batch job 5")
-    write_fake_command(commands, "squeue", "true")
-    write_fake_command(commands, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    write_fake_command(commands, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    write_fake_command(commands, "sinfo", "true")
-    write_fake_command(commands, "scancel", "true")
-    launcher = SlurmLauncher(
-        SlurmSettings(cpu_only=True, poll_s=0.001, grace_s=0.0),
-        RunScript(Path(__file__), "process", {}),
-        classify=classify_trial,
-    )
+def test_a_job_that_slurm_forgot_is_explained_by_its_files(tmp_path, slurm):
+    slurm.write("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    launcher = open_launcher(grace_s=0.0, poll_s=0.001)
     handle = launcher.submit([make_job(tmp_path / "forgot", 1, ranks=1)])[0]
     folder = Path(handle.details["folder"])
     submission = json.loads((folder / "submission.json").read_text())
     earlier = {"wall_s": submission["moment"]["wall_s"] - 60, "boot_id": "another", "boot_s": 0.0}
     (folder / "submission.json").write_text(json.dumps({**submission, "moment": earlier}))
-    (folder / "started.json").write_text(json.dumps({"job_id": "5", "host": "n", "at": 1.0}))
-    over = {"job_id": "5", "started_at": 1.0, "ended_at": 2.0, "exit_code": 1, "reason": "finished", "signal": None}
+    (folder / "started.json").write_text(json.dumps({"job_id": "77", "host": "n", "at": 1.0}))
+    over = {"job_id": "77", "started_at": 1.0, "ended_at": 2.0, "exit_code": 1, "reason": "finished", "signal": None}
     (folder / "end.json").write_text(json.dumps(over))
     (handle.trial_dir / "stderr.log").write_text("Traceback (most recent call last):\nValueError: seven\n")
     status = launcher.poll([handle])[0]

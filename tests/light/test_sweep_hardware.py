@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trace_writer as write
 from paths import TESTS
 from test_trace_whatif import MACHINES, Machine, step_of, view_of
 
@@ -75,58 +76,17 @@ def test_usual_clusters_of_accelerators_and_what_cannot_grow():
 
 def write_trace(folder: Path) -> str:
     """Write one rank of a step: a product, and an all-reduce of 32 MiB over 16 ranks that nothing hides."""
+    reduced = write.collective_args(nelems=16 << 20, ranks=16)
     events: list[dict[str, object]] = []
     for step in range(4):
         at = 10_000 * step
-        events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at, "dur": 9_000})
-        for ts, dur, name, cat in ((at, 5, "cudaLaunchKernel", "cuda_runtime"), (at + 10, 5, "cudaLaunchKernel", "")):
-            events.append(
-                {
-                    "ph": "X",
-                    "cat": cat or "cuda_runtime",
-                    "name": name,
-                    "ts": ts,
-                    "dur": dur,
-                    "args": {"correlation": ts},
-                }
-            )
-        events += [
-            {
-                "ph": "X",
-                "cat": "kernel",
-                "name": "sm80_gemm_bf16",
-                "ts": at + 100,
-                "dur": 4_000,
-                "args": {"stream": 7, "device": 0, "correlation": at},
-            },
-            {
-                "ph": "X",
-                "cat": "kernel",
-                "name": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL",
-                "ts": at + 4_100,
-                "dur": 4_000,
-                "args": {
-                    "stream": 7,
-                    "device": 0,
-                    "correlation": at + 10,
-                    "Collective name": "allreduce",
-                    "In msg nelems": 16 << 20,
-                    "Out msg nelems": 16 << 20,
-                    "Group size": 16,
-                    "dtype": "BFloat16",
-                    "Process Group Name": "0",
-                },
-            },
-        ]
-    data = {
-        "schemaVersion": 1,
-        "distributedInfo": {"rank": 0, "world_size": 16, "backend": "nccl"},
-        "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-40GB", "totalGlobalMem": 42_000_000_000}],
-        "traceEvents": events,
-    }
-    path = folder / "rank0.json"
-    path.write_text(json.dumps(data))
-    return str(path)
+        events.append(write.span("user_annotation", f"ProfilerStep#{step}", at, 9_000))
+        work = ("sm80_gemm_bf16", {}), ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", reduced)
+        for n, (name, args) in enumerate(work):
+            shown = {"stream": 7, "device": 0, "correlation": at + n, **args}
+            events.append(write.span("cuda_runtime", "cudaLaunchKernel", at + 10 * n, 5, correlation=at + n))
+            events.append(write.span("kernel", name, at + 100 + 4_000 * n, 4_000, tid=7, **shown))
+    return str(write.write_kineto(folder / "rank0.json", write.kineto_document(events, world=16)))
 
 
 def sweep_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, object]]:
