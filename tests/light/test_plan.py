@@ -21,15 +21,13 @@ from cclsearch.launch.profile import Profile
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plugins import TASKS
+from cclsearch.run.folder import create_run
 from cclsearch.run.spec import SearchLimits
+from cclsearch.space.parse import parse_knob
 
 ENGINE = Path(cclsearch.__file__).parent
 STAGES = [
-    "load_requested",
-    "choose_target",
-    "choose_objective",
-    "resolve_workload",
-    "choose_strategy",
+    *("load_requested", "choose_target", "choose_objective", "resolve_workload", "choose_strategy"),
     "learn_from_earlier",
 ]
 RECORDING = ROOT / "workloads" / "recordings" / "nanotron-8b-2n"
@@ -59,35 +57,6 @@ def test_planning_runs_each_stage_once_in_order(project, launcher):
     assert entered == STAGES
     assert plan.spec.space_size == len(plan.space) > 0
     assert (plan.spec.strategy, plan.spec.sampler) == ("sampler", "surrogate")
-
-
-IMPOSSIBLE = [
-    (
-        ["run", "--workload", "wl2", "--launcher", "slurm-generic", "--recording", str(RECORDING)],
-        "--launcher slurm-generic and --recording",
-    ),
-    (["sweep", "--workload", "wl2", "--in-allocation", "--recording", str(RECORDING)], "--in-allocation and --record"),
-    ([*REPLAY, "--knob", "nonsense=1,2"], "a recording has a fixed search space"),
-    ([*REPLAY, "--framework", "megatron"], "measured with 'nanotron'"),
-    (["run", "--workload", "tiny", "--knob", "nonsense=1,2"], "has no knob 'nonsense'"),
-    (["run", "--workload", "tiny", "--knob", "tp=3"], "the search space of tiny is empty"),
-    (["run", "--workload", "tiny", "--set", "num_heads=7"], "must divide num_heads"),
-    (["run", "--workload", "broken.yaml"], "broken.yaml"),
-    (["run", "--workload", "text.yaml"], "mapping"),
-    (["run", "--workload", "wl2", "--recording", "."], "no card.yaml"),
-]
-
-
-@pytest.mark.parametrize(("command", "message"), IMPOSSIBLE, ids=[message for _, message in IMPOSSIBLE])
-def test_impossible_requests_are_refused_in_one_line(project, command, message, capsys):
-    (project / "broken.yaml").write_text("workload: [\n")
-    (project / "text.yaml").write_text("only words\n")
-    assert main(command) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
-    assert not (project / "runs").exists()
 
 
 def test_a_misspelled_column_of_a_recording_gives_a_note(project, capsys, monkeypatch):
@@ -159,13 +128,7 @@ def test_a_run_gives_its_frozen_card_space_and_framework(project, capsys, cli):
     assert main(["predict", "--run", "first", "--runs", "runs", "--top", "1"]) == 0
 
 
-def test_the_knobs_of_a_run_that_measures_are_those_it_was_started_with(project, capsys, monkeypatch):
-    from cclsearch.plan.plan import plan_search
-    from cclsearch.plan.request import SearchRequest
-    from cclsearch.run.folder import create_run
-    from cclsearch.run.spec import SearchLimits
-    from cclsearch.space.parse import parse_knob
-
+def test_the_knobs_of_a_run_that_measures_are_those_it_was_started_with(project, capsys):
     knobs = (parse_knob("tp=1,2"),)
     plan = plan_search(SearchRequest("tiny", SearchLimits(budget=1), knobs=knobs, run_id="cpu", sets=("seq_len=64",)))
     create_run(plan.spec, project / "runs")
@@ -177,6 +140,16 @@ def test_the_knobs_of_a_run_that_measures_are_those_it_was_started_with(project,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("run -w wl2 -l slurm-generic --recording nanotron-8b-2n", "--launcher slurm-generic and --recording"),
+        ("sweep -w wl2 --in-allocation --recording nanotron-8b-2n", "--in-allocation and --record"),
+        ("run -w wl2 -l replay --knob nonsense=1,2", "a recording has a fixed search space"),
+        ("run -w wl2 -l replay --framework megatron", "measured with 'nanotron'"),
+        ("run -w tiny --knob nonsense=1,2", "has no knob 'nonsense'"),
+        ("run -w tiny --knob tp=3", "the search space of tiny is empty"),
+        ("run -w tiny --set num_heads=7", "must divide num_heads"),
+        ("run -w broken.yaml", "broken.yaml"),
+        ("run -w text.yaml", "mapping"),
+        ("run -w wl2 --recording .", "no card.yaml"),
         ("space", "give --workload NAME, --recording NAME, or --run RUN"),
         ("predict --recording nanotron-8b-2n --set seq_len=8", "--set: --recording has a card and a space of its own"),
         ("space --recording nanotron-8b-2n --workload wl2", "--workload: --recording"),
@@ -188,7 +161,9 @@ def test_the_knobs_of_a_run_that_measures_are_those_it_was_started_with(project,
         ("sweep -w wl2 --launcher replay --set num_layers=3", "with num_layers 32 (not 3)"),
     ],
 )
-def test_what_a_recording_cannot_honour_is_refused_in_one_line(words, message, project, cli):
+def test_what_cannot_be_planned_is_refused_in_one_line(words, message, project, cli):
+    (project / "broken.yaml").write_text("workload: [\n")
+    (project / "text.yaml").write_text("only words\n")
     error = cli.err(words.split())
     assert message in error
     assert error.count("\n") == 1
@@ -196,17 +171,9 @@ def test_what_a_recording_cannot_honour_is_refused_in_one_line(words, message, p
 
 
 def test_settings_that_agree_with_the_recording_are_accepted(project):
-    same = [
-        "--set",
-        "batch_size=256",
-        "--set",
-        "accelerator=h100",
-        "--set",
-        "memory_gb=80",
-        "--set",
-        "description=mine",
-    ]
-    assert main(["run", "-w", "wl2", "--launcher", "replay", "--dry-run", *same]) == 0
+    same = ("batch_size=256", "accelerator=h100", "memory_gb=80", "description=mine")
+    sets = [word for setting in same for word in ("--set", setting)]
+    assert main(["run", "-w", "wl2", "--launcher", "replay", "--dry-run", *sets]) == 0
 
 
 def write_bare_python(folder: Path) -> Path:

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.cli import main
 from cclsearch.core.content import list_profiles
 from cclsearch.core.errors import UserError
-from cclsearch.launch.local import LocalLauncher
 from cclsearch.launch.profile import load_profile, make_launcher
 from cclsearch.launch.slurm.settings import SlurmSettings
 
@@ -17,13 +15,6 @@ from cclsearch.launch.slurm.settings import SlurmSettings
 def write(project: Path, text: str, name: str = "site") -> None:
     (project / "launchers").mkdir(exist_ok=True)
     (project / "launchers" / f"{name}.yaml").write_text(text)
-
-
-def test_the_shipped_local_profile_makes_a_launcher(project):
-    launcher = make_launcher(load_profile("local"), framework="cpu")
-    assert isinstance(launcher, LocalLauncher)
-    assert launcher.framework.name == "cpu"
-    assert launcher.max_parallel == 1
 
 
 def test_a_profile_overrides_hardware_environment_and_framework(project):
@@ -102,24 +93,3 @@ def test_an_unknown_field_is_named(project):
     write(project, "launcher: local\npartition: gpu\n")
     with pytest.raises(UserError, match=r"site\.yaml: partition: is not a known field"):
         make_launcher(load_profile("site"), framework="cpu")
-
-
-def test_an_unknown_profile_lists_the_existing_ones(project):
-    with pytest.raises(UserError, match=r"no launcher profile 'nowhere'; known: .*local"):
-        load_profile("nowhere")
-
-
-def test_a_profile_is_shown_and_copied_into_the_project_but_never_over_a_file(project, capsys, cli):
-    shown = cli.out(["launcher", "show", "slurm-generic"])
-    assert main(["launcher", "copy", "slurm-generic", "mine"]) == 0
-    copy = project / "launchers" / "mine.yaml"
-    assert copy.read_text() == shown
-    assert load_profile("mine").launcher == "slurm"
-    copy.write_text("launcher: local\n")
-    assert main(["launcher", "copy", "slurm-generic", "mine"]) == 2
-    assert copy.read_text() == "launcher: local\n"
-    assert "exists already" in capsys.readouterr().err
-
-
-def test_the_list_of_profiles_has_those_that_run_no_job():
-    assert {"local", "replay", "slurm-generic"} <= set(list_profiles())

@@ -107,9 +107,11 @@ KINDS = [
 
 @pytest.mark.parametrize(("command", "folder", "shipped", "suffix"), KINDS)
 def test_what_ships_is_listed_shown_and_copied(project, command, folder, shipped, suffix, capsys, cli):
+    text = (ROOT / folder / f"{shipped}{suffix}").read_text()
+    assert command == "card" or cli.out([command, "show", shipped]) == text
     assert main([command, "copy", shipped, "mine"]) == 0
     copy = project / folder / f"mine{suffix}"
-    assert copy.read_text() == (ROOT / folder / f"{shipped}{suffix}").read_text()
+    assert copy.read_text() == text
     assert str(copy) in capsys.readouterr().out
     assert "exists already" in cli.err([command, "copy", shipped, "mine"])
     items = {item["name"]: item for item in cli.json([command, "list", "--json"])}

@@ -225,19 +225,6 @@ def test_the_default_works_as_an_optuna_sampler(recording):
         study.ask({"colour": optuna.distributions.CategoricalDistribution(("red", "blue"))})
 
 
-@pytest.mark.parametrize("name", ["nanotron-3b-2n", "vtrain-h1024-l20-g8-b32"])
-@pytest.mark.parametrize("of_time", [lambda s: -1000 / s, lambda s: math.log(s / 10), lambda s: 0.3 * s + 5])
-def test_a_loss_that_depends_on_step_time_only_is_predicted_as_well(name, of_time):
-    table = load_recording(LANDSCAPES / name)
-    seen = search(table, "default", 6)
-    other = [o if o.loss is None else replace(o, loss=of_time(o.loss)) for o in seen]
-    time, loss = fit_posterior(make_view(table, seen)), fit_posterior(make_view(table, other, target=OTHER))
-    assert time is not None
-    assert loss is not None
-    sd_of_time, sd_of_loss = (np.median(b.sd_m) / np.ptp(b.mean_m) for b in (time, loss))
-    assert sd_of_loss < 2 * sd_of_time
-
-
 def test_a_loss_that_falls_with_step_time_is_learned(recording):
     seen = [o if o.loss is None else replace(o, loss=1000 / o.loss) for o in search(recording, "default", 5)]
     posterior = fit_posterior(make_view(recording, seen, target=OTHER))

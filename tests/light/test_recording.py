@@ -58,12 +58,8 @@ def test_knob_columns_become_text_booleans_and_numbers(tmp_path):
     recording = load_recording(write_landscape(tmp_path / "a", table))
     choices = {knob.name: knob.choices for knob in recording.space.knobs}
     assert choices == {
-        "tp": (1, 2),
-        "dp": (4, 8),
-        "ep": (1, 2),
-        "kernel": ("flash v2", "naive"),
-        "activation_checkpointing": (False, True),
-        "chunk": (0.5, 1.0),
+        **{"tp": (1, 2), "dp": (4, 8), "ep": (1, 2), "kernel": ("flash v2", "naive")},
+        **{"activation_checkpointing": (False, True), "chunk": (0.5, 1.0)},
     }
     assert len(recording.rows) == 2
     assert recording.rows[0].metrics.get("step_time_s") == 1.5, "the fastest of duplicate rows is kept"
@@ -85,12 +81,8 @@ def test_a_card_without_widths_is_completed_with_notes(tmp_path):
     ("table", "message"),
     [
         ("", "the file is empty"),
-        ("tp,status\n1,ok\n", "needs a column 'step_time_s'"),
         ("status,step_time_s\nok,1\n", "at least one knob column"),
         ("tp,status,step_time_s\n", "at least one measured row"),
-        ("tp,status,step_time_s\n1,fine,1\n", "row 2: status must be one of"),
-        ("tp,status,step_time_s\n1,ok,nan\n", "row 2: step_time_s must be a number above 0"),
-        ("tp,status,step_time_s\n1,ok\n", "row 2: must have 3 cells"),
         ("tp,status,step_time_s\n1,ok,1\nx,ok,1\n", "row 3: tp must be a whole number"),
         ("tp,status,step_time_s\n1,oom,\n", "at least one row with status ok"),
     ],
@@ -188,11 +180,6 @@ def test_a_column_that_nothing_uses_is_noted(own, cli):
     table = own / "trials.csv"
     table.write_text(table.read_text().replace("peak_memory_gib", "peak_memry"))
     assert "column 'peak_memry' is not used" in cli.out(["recording", "check", "own"])
-
-
-def test_a_recording_is_searched_by_itself(own, cli):
-    assert "(recorded)" in cli.out(["run", "--recording", "own", "--budget", "2", "--name", "r", "--quiet"])
-    assert main(["status", "r"]) == 0
 
 
 def plan_tiny(**changes: object) -> SearchRequest:

@@ -27,7 +27,7 @@ from cclsearch.propose.study.samplers import DRAWN, SpaceSampler, SurrogateSampl
 from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.run.folder import load_run
-from cclsearch.scoring.objective import load_objective, single_metric
+from cclsearch.scoring.objective import Constraint, load_objective
 from cclsearch.space.table import Knob, space_from_rows
 
 LANDSCAPE = ROOT / "benchmarks" / "landscapes" / "nanotron-8b-4n"
@@ -283,6 +283,8 @@ def test_any_sampler_stays_in_the_space_in_a_study_of_the_user():
     assert None not in rows
     assert len(set(rows)) == 20
     assert any(DRAWN in trial.user_attrs for trial in study.trials)
+    with pytest.raises(UserError, match="has no knob"):
+        study.ask({"colour": CategoricalDistribution(("red", "blue"))})
 
 
 def test_the_surrogate_samples_a_study_of_several_values_of_the_user():
@@ -328,6 +330,14 @@ def test_the_value_of_weighted_metrics_is_their_loss():
     assert (seen.loss, seen.metrics["step_time_s"]) == (1.25, 7.5)
 
 
+@pytest.mark.parametrize("name", ["tpe", "nsgaii", "gp"])
+def test_constraints_reach_the_samplers(name):
+    bound = Constraint(metric="peak_memory_gib", at_most=40.0)
+    limited = load_objective("step_time").model_copy(update={"constraints": (bound,)})
+    found = replay_search(RECORDING, make_sampler(name), seed=0, budget=12, objective=limited)
+    assert (found.num_trials, found.num_duplicates) == (12, 0)
+
+
 def test_pruned_trials_and_infrastructure_failures_are_no_crashes_of_their_configuration():
     sampler = SurrogateSampler(RECORDING.card, SPACE)
     study = optuna.create_study(sampler=sampler)
@@ -347,18 +357,6 @@ def test_pruned_trials_and_infrastructure_failures_are_no_crashes_of_their_confi
     study.tell(asked, state=TrialState.FAIL)
     with pytest.raises(UserError, match="trial 3 has the unknown failure_kind 'no idea'; known: out_of_memory"):
         study.ask(search_space_distributions(SPACE))
-
-
-def test_constraints_reach_the_samplers():
-    peak = single_metric(RECORDING.primary)
-    bound = load_objective("step_time").model_copy(update={"constraints": ()})
-    assert peak.metrics == bound.metrics
-    from cclsearch.scoring.objective import Constraint
-
-    limited = bound.model_copy(update={"constraints": (Constraint(metric="peak_memory_gib", at_most=40.0),)})
-    for name in ("tpe", "nsgaii", "gp"):
-        found = replay_search(RECORDING, make_sampler(name), seed=0, budget=12, objective=limited)
-        assert (found.num_trials, found.num_duplicates) == (12, 0)
 
 
 def test_the_names_of_samplers_begin_with_the_default():

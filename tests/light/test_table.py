@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,9 +9,8 @@ import pytest
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
-from cclsearch.space.numbers import LIMITS
 from cclsearch.space.parse import parse_assignments, parse_knob
-from cclsearch.space.rule import RULES, Columns
+from cclsearch.space.rule import Columns
 from cclsearch.space.table import Knob, Space, count_ranks, space_from_rows
 
 KNOBS = (Knob("tp", (1, 2, 4)), Knob("fused", (False, True)), Knob("kernel", ("flash", "torch")))
@@ -91,15 +89,9 @@ def test_rules_see_a_knob_that_is_missing_at_its_neutral_value():
     assert columns.equals("fused", (True,)).tolist() == [True, False]
 
 
-def test_spaces_and_their_parts_are_frozen():
-    from cclsearch.card.load import load_card
-
+def test_spaces_are_compared_by_identity_and_not_by_content():
     space = space_from_rows(KNOBS, ROWS)
-    rule = RULES["pp_at_most_layers"](load_card("wl2"), {})
-    for value in (space, space.knobs[0], rule, LIMITS["experts"]):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            value.name = "other"  # type: ignore[union-attr, misc]
-    assert space in {space}, "spaces are compared by identity, not by content"
+    assert space in {space}
     assert space != Space(space.knobs, space.codes_NK, num_raw=3)
 
 
