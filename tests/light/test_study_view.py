@@ -25,7 +25,7 @@ from cclsearch.run.folder import load_run
 from cclsearch.study.view import STUDY_FILE, StudyView
 
 LANDSCAPE = ROOT / "benchmarks" / "landscapes" / "nanotron-8b-4n"
-BUDGET = 9
+BUDGET = 6
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +192,7 @@ def test_what_becomes_of_the_file_while_it_runs_changes_no_trial(harm, monkeypat
 @pytest.mark.parametrize("sampler", ["surrogate", "tpe", "cmaes", "nsgaii", "qmc"])
 def test_a_search_killed_anywhere_proposes_what_it_would_have(sampler):
     whole = start("--sampler", sampler, name="whole")
-    for at in (3, 14, 25):
+    for at in (3, 10, 17):
         folder = copy_inputs(whole, f"killed{at}")
         with pytest.raises(KeyboardInterrupt):
             drive(folder, at, kill)

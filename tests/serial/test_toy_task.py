@@ -332,7 +332,7 @@ def test_the_second_night_compares_with_the_first(toy):
     toy.call("nightly", "nightly.yaml")
     assert summary_of(toy)["verdict"] == "first"
     script = toy.folder / "launchers" / "zlib_run.py"
-    waits = script.read_text().replace("    with Thread", "    time.sleep(0.5)\n    with Thread")
+    waits = script.read_text().replace("    with Thread", "    time.sleep(0.2)\n    with Thread")
     assert waits != script.read_text()
     script.write_text(waits)
     shown = toy.call("nightly", "nightly.yaml", code=3).out

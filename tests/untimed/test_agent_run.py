@@ -216,9 +216,9 @@ def test_a_secret_across_the_start_of_a_logs_tail_is_masked(tmp_path):
 def test_every_search_completes_under_all_provider_faults(tmp_path, monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     report = run_chaos(
-        300, tmp_path, seed=11, make_fallback=lambda: make_sampler("random"), make_table=lambda view: plain_table()
+        120, tmp_path, seed=11, make_fallback=lambda: make_sampler("random"), make_table=lambda view: plain_table()
     )
-    assert report.turns >= 300
+    assert report.turns >= 120
     assert report.requests > report.turns
-    assert report.decisions > 20
-    assert report.waited_s > 60
+    assert report.decisions > 8
+    assert report.waited_s > 24

@@ -172,24 +172,24 @@ def test_a_terminal_of_80_x_24_shows_the_running_trial_and_the_footer_to_the_end
     ]
     (project / "launchers" / "slow.framework.yaml").write_text(json.dumps(framework))
     words = ("run", "-w", "tiny", "--framework", "slow", "--launcher", "local", "--use-fewer", "--keep-going")
-    terminal = Terminal(*words, "--budget", "18", "--name", "live18", folder=project)
+    terminal = Terminal(*words, "--budget", "10", "--name", "live", folder=project)
 
     def shows(first: int) -> bool:
         """Whether the row of a running trial from `first` on is on the screen, and the footer."""
         lines = terminal.lines
-        rows = [line for line in lines if line.split()[:1] and line.split()[0] in map(str, range(first, 19))]
+        rows = [line for line in lines if line.split()[:1] and line.split()[0] in map(str, range(first, 11))]
         return any("timing" in row for row in rows) and any("trials left; 1 running;" in line for line in lines)
 
-    lines = terminal.wait(lambda _: shows(15))
+    lines = terminal.wait(lambda _: shows(7))
     assert any("crashed: no " in line for line in lines)
     assert not any("tp=" in line or "micro_batch_size=" in line for line in lines)
     terminal.resize(60, 16)
-    lines = terminal.wait(lambda _: shows(17))
+    lines = terminal.wait(lambda _: shows(9))
     assert all(cell_len(line) <= 60 for line in lines)
     assert sum("trials left" in line for line in lines) == 1
     assert terminal.finish() == 1
     assert b"\x1b]0;x" not in terminal.raw
-    assert "continue: ccl-search resume live18 --budget 36" in terminal.lines
+    assert "continue: ccl-search resume live --budget 20" in terminal.lines
 
 
 def test_a_process_without_an_output_prints_nothing(monkeypatch):
