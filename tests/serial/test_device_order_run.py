@@ -51,7 +51,7 @@ def test_a_search_ends_with_the_devices_paired_where_their_links_are_faster(proj
             "--name",
             "r",
         ]
-        words += ["--set", "workload.data.seq_len=32", *(word for knob in knobs for word in ("--knob", knob))]
+        words += ["--set", "workload.data.seq_len=16", *(word for knob in knobs for word in ("--knob", knob))]
         assert main(words) == 0
     state = fold_ledger(project / "runs" / "r" / LEDGER_FILE)
     assert {trial.config["device_order"] for trial in state.trials.values()} == {"given", "links"}
