@@ -18,16 +18,14 @@ from cclsearch.card.fields import CardField, FieldKind
 from cclsearch.card.model import Card
 from cclsearch.cli import main
 from cclsearch.core.metrics import Direction, MetricInfo
-from cclsearch.loop.bench import RecordedTable
 from cclsearch.nightly.compare import NightVerdict, compare_night
 from cclsearch.nightly.history import choose_figure, is_same_work, read_night
 from cclsearch.plugins import TASKS
-from cclsearch.recording.load import load_recording
 from cclsearch.report.charts import draw_comparisons
 from cclsearch.report.data import rank_runs
 from cclsearch.report.gather import gather_run
 from cclsearch.report.page import render_page
-from cclsearch.run.folder import Run, load_run
+from cclsearch.run.folder import Run
 from cclsearch.tasks.base import Task
 
 OF_TRAINING = re.compile(r"step.time|steps?\b|tokens?\b|\bmfu\b|training|\btrain|sequence|micro.?batch|gradient", re.I)
@@ -194,13 +192,6 @@ def test_a_pareto_front_of_two_tasks_is_refused(project, capsys):
     assert "throughput 8,000 lines/s, 1 accelerator " in front
 
 
-def test_sweep_without_objective_is_over_the_primary_metric(project, capsys):
-    folder = write_recording(project / "rec")
-    words = ["--workload", str(folder / "card.yaml"), "--recording", str(folder), "--name", "swept", "--budget", "6"]
-    assert "throughput 8,000 lines/s" in read_output(capsys, "sweep", *words)
-    assert load_run(Path("runs/swept")).spec.objective.metrics == ("lines_per_s", "num_accelerators")
-
-
 def test_constraints_and_violations_are_shown(project, capsys):
     page = gather_run(search(project, "sorted", "--constraint", "hit_rate <= 0.8"))
     html = render_page([page])
@@ -228,10 +219,3 @@ def test_nights_compare_a_metric_of_which_more_is_better(project):
     better = compare_night(before, [now], tolerance=0.02, confidence=0.95)
     assert better.verdict is NightVerdict.IMPROVED
     assert "(2.000x)" in better.text
-
-
-def test_a_recorded_row_of_the_task_is_read(project):
-    recording = load_recording(write_recording(project / "rec"))
-    config = recording.rows[0].config
-    observed = RecordedTable(recording).ask(1, 0, config)
-    assert observed.loss == 1 / 2000

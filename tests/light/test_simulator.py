@@ -55,11 +55,6 @@ def test_no_flow_can_get_more_without_one_that_has_less_getting_less():
             assert any(rate[one] >= rate[flow[link == k]].max() * (1 - 1e-9) for k in full), "a bottleneck of its own"
 
 
-def test_rates_grow_when_other_flows_have_ended():
-    flow, link = np.array([0, 1]), np.array([0, 0])
-    assert drain(flow, link, np.array([1.0, 3.0]), np.array([2.0])).tolist() == pytest.approx([1, 2])
-
-
 def test_flows_of_equal_size_take_as_long_as_the_fullest_link():
     net = network("switch:4:100:1/fat-tree:8:50:5:leaf=8:over=4")
     rng = np.random.default_rng(2)
@@ -155,19 +150,6 @@ def test_compression_sends_less_and_takes_at_least_the_coding():
         "switch:16:400:0", "all_reduce", "ring", compression=Compression(4.0, quantize_bytes_s=1e11, code_bytes_s=2e10)
     )
     assert slow == pytest.approx(2 * M / 1e11 + 30 * M / 16 / 2e10)
-
-
-def test_two_collectives_share_a_link_only_while_both_run():
-    net = network("switch:4:400:0")
-    collectives = Collectives(net)
-    one = collectives.schedule("all_reduce", everyone(net), M, "ring")
-    half = collectives.schedule("all_reduce", everyone(net), M / 2, "ring")
-    run = simulate([Work(schedule=one), Work(schedule=half)], net.capacity_L)
-    assert run.end_s.tolist() == pytest.approx([1.5 * one.seconds, one.seconds])
-    inner = collectives.schedule("all_reduce", np.array([[0, 1]]), M, "ring")
-    other = collectives.schedule("all_reduce", np.array([[2, 3]]), M, "ring")
-    run = simulate([Work(schedule=inner), Work(schedule=other)], net.capacity_L)
-    assert run.seconds == pytest.approx(inner.seconds)
 
 
 def test_a_step_hides_communication_behind_computation_as_dependencies_allow():

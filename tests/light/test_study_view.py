@@ -19,7 +19,7 @@ from cclsearch.cli import main
 from cclsearch.core.values import Provenance
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import begin_or_resume, open_session, rebuild_space
-from cclsearch.record.event import SpaceGrown, TrialRevised
+from cclsearch.record.event import SpaceGrown, TrialRevised, TrialSubmitted
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
 from cclsearch.study.view import STUDY_FILE, StudyView
@@ -95,22 +95,6 @@ def test_a_resumed_search_continues_its_study():
     assert len(open_storage(folder).get_all_studies()) == 1
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def add_binary(path: Path) -> None:
-    path.write_bytes(os.urandom(300) + b"\n" + path.read_bytes())
-
-
-def remove(path: Path) -> None:
-    path.unlink()
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
 def be_a_folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -119,14 +103,6 @@ def be_a_folder(path: Path) -> None:
 def be_a_pipe(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
-
-
-def be_other_json(path: Path) -> None:
-    path.write_text('{"op_code": 4}\n[1, 2]\n"x"\n')
-
-
-def leave_lock(path: Path) -> None:
-    os.symlink(path.name, f"{path}.lock")
 
 
 def delete_study(path: Path) -> None:
@@ -146,8 +122,20 @@ def end_running(path: Path) -> None:
         study._storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [0.001])
 
 
-HARM = [cut, add_binary, remove, empty, be_other_json, leave_lock, delete_study, add_trials, end_running]
-BLOCKED = [be_a_folder, be_a_pipe]
+HARM: dict[str, Callable[[Path], Any]] = {
+    "its end is cut off": lambda path: path.write_bytes(path.read_bytes()[:-20]),
+    "binary data before it": lambda path: path.write_bytes(os.urandom(300) + b"\n" + path.read_bytes()),
+    "removed": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "other JSON": lambda path: path.write_text('{"op_code": 4}\n[1, 2]\n"x"\n'),
+    "a lock is left": lambda path: os.symlink(path.name, f"{path}.lock"),
+    "the study is deleted": delete_study,
+    "more trials": add_trials,
+    "running trials end": end_running,
+    "a folder": be_a_folder,
+    "a pipe": be_a_pipe,
+}
+BLOCKED = ("a folder", "a pipe")
 
 
 def drive(folder: Path, at: int, harm: Callable[[Path], None] | None) -> list[str]:
@@ -171,18 +159,18 @@ def drive(folder: Path, at: int, harm: Callable[[Path], None] | None) -> list[st
     return said
 
 
-@pytest.mark.parametrize("harm", [*HARM, *BLOCKED], ids=lambda harm: harm.__name__)
+@pytest.mark.parametrize("harm", HARM)
 def test_what_becomes_of_the_file_while_it_runs_changes_no_trial(harm, monkeypatch):
     monkeypatch.setattr("cclsearch.study.journal.LOCK_WAIT_S", 0.2)
     whole = start("--sampler", "cmaes", name="whole")
     copy_inputs(whole, "r")
-    said = drive(Path("runs/r"), 12, harm)
+    said = drive(Path("runs/r"), 12, HARM[harm])
     assert list_proposed(Path("runs/r")) == list_proposed(whole)
     assert len(said) == (harm in BLOCKED), said
     if harm in BLOCKED:
-        shutil.rmtree("runs/r/study.log") if harm is be_a_folder else Path("runs/r/study.log").unlink()
+        shutil.rmtree("runs/r/study.log") if harm == "a folder" else Path("runs/r/study.log").unlink()
     assert main(["resume", "r", "--budget", str(BUDGET + 1), "--quiet"]) == 0
-    if harm is add_trials:
+    if harm == "more trials":
         ours = [t for t in last_study(Path("runs/r")).trials if "trial" in t.user_attrs]
         assert [t.user_attrs["trial"] for t in ours] == list(range(1, BUDGET + 2))
     else:
@@ -202,7 +190,7 @@ def test_a_search_killed_anywhere_proposes_what_it_would_have(sampler):
 
 
 def kill(path: Path) -> None:
-    cut(path)
+    HARM["its end is cut off"](path)
     raise KeyboardInterrupt
 
 
@@ -282,12 +270,9 @@ def test_trials_that_run_are_running_in_the_study():
 
 
 def drive_states(folder: Path, states: list[list[TrialState]]) -> None:
-    from cclsearch.record.event import TrialSubmitted
-    from cclsearch.record.state import RunState
-
     session = open_session(folder)
 
-    def watch(event: object, state: RunState) -> None:
+    def watch(event: object, state: object) -> None:
         if isinstance(event, TrialSubmitted):
             states.append([trial.state for trial in last_study(folder).trials])
 

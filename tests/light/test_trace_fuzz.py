@@ -60,7 +60,10 @@ json_values = st.recursive(
 keys = st.sampled_from(["ph", "cat", "name", "pid", "tid", "ts", "dur", "args"])
 arguments = st.dictionaries(
     st.sampled_from(
-        ["correlation", "External id", "device", "stream", "bytes", "grid", "Input Dims", "Collective name"]
+        [
+            *("correlation", "External id", "device", "stream", "bytes", "grid"),
+            *("Input Dims", "Collective name"),
+        ]
     ),
     json_values,
 )
@@ -146,14 +149,8 @@ def test_any_execution_trace_gives_a_status_and_scores_with_a_reason(seed, odd):
 
 rocprof_keys = st.sampled_from(
     [
-        "agents",
-        "kernel_symbols",
-        "strings",
-        "buffer_records",
-        "metadata",
-        "kernel_dispatch",
-        "memory_copy",
-        "marker_api",
+        *("agents", "kernel_symbols", "strings", "buffer_records"),
+        *("metadata", "kernel_dispatch", "memory_copy", "marker_api"),
     ]
 )
 odd_sections = st.dictionaries(rocprof_keys, json_values | st.lists(st.dictionaries(rocprof_keys, json_values)))

@@ -402,16 +402,6 @@ def test_a_read_only_folder_is_read_without_a_cache(tmp_path):
     assert not list(tmp_path.glob(".*columns"))
 
 
-def test_several_processes_read_the_same_tables_as_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("cclsearch.trace.read.BYTES_PER_PROCESS", 1)
-    write_ranks(tmp_path, ["rank0.json", "rank1.json.gz"], world=2)
-    alone = read_traces(tmp_path, use_cache=False)
-    together = read_traces(tmp_path, workers=2, use_cache=False)
-    assert together.ranks == alone.ranks
-    assert np.array_equal(together.tables[1].ts_ns, alone.tables[1].ts_ns)
-    assert not list(tmp_path.glob(".*columns"))
-
-
 def test_recorded_traces_are_read_completely(tmp_path):
     folder = TESTS / "recorded"
     shutil.copytree(folder, tmp_path / "recorded")

@@ -87,23 +87,6 @@ def test_names_that_mark_no_step(name):
     assert read_marker(name) is None
 
 
-@pytest.mark.parametrize("host_us", [40.0, 4000.0])
-def test_the_window_of_one_step_is_the_extent_of_what_it_launched(tmp_path, host_us):
-    events = [write.span("user_annotation", "ProfilerStep#5", 1000, host_us)]
-    events += [*kernel(1500, 300, 1, 1005), *kernel(1900, 200, 2, 1010, stream=9)]
-    table = table_of(tmp_path, events)
-    assert windows_us(table) == [(500.0, 1100.0)]
-    step = measure([table], "trace_step_time")
-    assert (step.value, step.reason) == (pytest.approx(600e-6), Reason.TOO_FEW_STEPS)
-    assert measure([table], "idle_frac").value == pytest.approx(1 / 6)
-
-
-def test_backlog_of_an_earlier_step_is_outside_the_window_of_one_step(tmp_path):
-    events = [write.span("user_annotation", "ProfilerStep#5", 1000, 900)]
-    events += [*kernel(1000, 400, None), *kernel(1400, 500, 2, 1010)]
-    assert windows_us(table_of(tmp_path, events)) == [(400.0, 900.0)]
-
-
 def test_the_annotation_on_the_device_says_what_a_step_ran_if_launches_are_missing(tmp_path):
     events = [write.span("user_annotation", "ProfilerStep#5", 1000, 900)]
     events += [write.span("gpu_user_annotation", "ProfilerStep#5", 2000, 500, tid=7, device=0, stream=7)]
@@ -138,16 +121,6 @@ def test_a_complete_last_step_is_used_if_there_is_no_other():
     windows = RankView(timeline.table()).windows
     assert windows.spans_W2.tolist() == [[120_000, 170_000]]
     assert (windows.numbers, windows.reason) == ((1,), Reason.TOO_FEW_STEPS)
-
-
-def test_the_period_of_asynchronous_steps_is_that_of_the_device(tmp_path):
-    events: list[dict[str, Any]] = []
-    for i in range(6):
-        events.append(write.span("user_annotation", f"ProfilerStep#{i}", 1000.0 + 20 * i, 19))
-        events += kernel(1100 + 250.0 * i, 200, i + 1, 1001 + 20.0 * i)
-    table = table_of(tmp_path, events)
-    assert windows_us(table) == [(350.0 + 250 * i, 600.0 + 250 * i) for i in range(4)]
-    assert measure([table], "idle_frac").value == pytest.approx(0.2)
 
 
 def test_a_step_of_sglang_takes_the_counts_of_the_marker_inside(tmp_path):

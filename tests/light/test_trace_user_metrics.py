@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 from paths import ROOT
@@ -107,30 +104,6 @@ def test_a_metric_that_raises_is_not_available(broken):
     metric(name, unit="s", summary="broken", over="trace")(broken)
     result = measure([step_timeline().table()], name)
     assert (result.value, result.status) == (None, Status.NOT_AVAILABLE)
-
-
-def test_a_package_adds_a_metric_with_its_entry_point(tmp_path):
-    (tmp_path / "plugin_metrics.py").write_text(
-        "from cclsearch.trace.metric import metric\n"
-        "@metric('num_plugin_kernels', unit='kernels', summary='kernels', combine='sum')\n"
-        "def count(rank):\n"
-        "    return float(len(rank.compute_kernels))\n"
-    )
-    info = tmp_path / "plugin_metrics-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-metrics\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[cclsearch]\nmetrics = plugin_metrics\n")
-    code = "from cclsearch.plugins import METRICS; m = METRICS.get('num_plugin_kernels'); print(m.unit)"
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.strip() == "kernels", done.stderr
 
 
 def test_a_rank_without_device_events_is_excluded_and_named():

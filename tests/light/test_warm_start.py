@@ -247,12 +247,7 @@ def tiny_space() -> Space:
 
 def test_multipliers_learned_from_one_model_predict_another_and_are_the_same_each_time():
     card, space = load_card("tiny"), tiny_space()
-    predictor = predictor_of(card, space)
-    times = 3.0 * np.exp(predictor.forms["step_time_s"].predict(len(space))[0])
-    seen = [
-        Observation(n + 1, space.config(n), n, float(time), metrics={"step_time_s": float(time)})
-        for n, time in enumerate(times)
-    ]
+    seen = observe_tiny([math.log(3.0)] * 3)
     larger = card.model_copy(update={"model": card.model.model_copy(update={"num_layers": 2 * card.model.num_layers})})
     knowledge = learn_knowledge(larger, predictor_of(larger, space), [(card, seen)])
     assert knowledge == learn_knowledge(larger, predictor_of(larger, space), [(card, seen)])
@@ -270,9 +265,8 @@ def observe_tiny(log_factor_N: Sequence[float], card: Card | None = None) -> lis
     """Return a trial of every configuration, each slower than predicted by these log factors."""
     space = tiny_space()
     form = predictor_of(card or load_card("tiny"), space).forms["step_time_s"]
-    times = np.exp(form.predict(len(space))[0] + np.array(log_factor_N))
-    return [Observation(n + 1, space.config(n), n, float(t), metrics={"step_time_s": float(t)})
-            for n, t in enumerate(times)]  # fmt: skip
+    times = np.exp(form.predict(len(space))[0] + np.array(log_factor_N)).tolist()
+    return [Observation(n + 1, space.config(n), n, t, metrics={"step_time_s": t}) for n, t in enumerate(times)]
 
 
 def on_ranks(count: int) -> Card:
@@ -345,20 +339,11 @@ def test_what_fitted_in_an_earlier_search_says_whether_optimizer_states_are_shar
 
 
 def test_searches_that_agree_make_their_prior_likely_and_ones_that_disagree_do_not():
-    space = tiny_space()
     card = load_card("tiny")
-    form = predictor_of(card, space).forms["step_time_s"]
 
     def odds(*factors: float) -> float:
-        searches = []
-        for factor in factors:
-            times = factor * np.exp(form.predict(len(space))[0])
-            seen = [
-                Observation(n + 1, space.config(n), n, float(t), metrics={"step_time_s": float(t)})
-                for n, t in enumerate(times)
-            ]
-            searches.append((card, seen))
-        return learn_knowledge(card, predictor_of(card, space), searches).odds["step_time_s"]
+        searches = [(card, observe_tiny([math.log(factor)] * 3)) for factor in factors]
+        return learn_knowledge(card, predictor_of(card, tiny_space()), searches).odds["step_time_s"]
 
     assert odds(3.0) == 0.0
     assert 0.0 < odds(3.0, 3.0) < odds(3.0, 3.0, 3.0, 3.0, 3.0)
@@ -372,18 +357,14 @@ def test_trials_that_contradict_earlier_searches_lead_back_to_the_prior_without_
     learned = apply_earlier(predictor, space, wrong).forms["step_time_s"]
     assert learned.odds == math.log(4.0), "of searches that were planned before odds were learned"
 
-    def weigh(log_times: Array) -> float:
+    def weigh(log_factor_N: Array) -> float:
         """Return the weight of the hypotheses that start from what earlier searches leave."""
-        seen = [
-            Observation(n + 1, space.config(n), n, float(time), metrics={"step_time_s": float(time)})
-            for n, time in enumerate(np.exp(log_times))
-        ]
-        fitted = fit_ensemble(learned, predictor.features, seen, ())
+        fitted = fit_ensemble(learned, predictor.features, observe_tiny(log_factor_N), ())
         from_them = [h.prior.mean_P[0] == 2.0 for h in fitted.hypotheses]
         return float(fitted.weight_h[from_them].sum())
 
-    assert weigh(form.predict(len(space))[0]) < 0.2
-    assert weigh(learned.predict(len(space))[0]) > 0.8
+    assert weigh(np.zeros(3)) < 0.2
+    assert weigh(learned.predict(len(space))[0] - form.predict(len(space))[0]) > 0.8
 
 
 def test_an_unknown_multiplier_in_frozen_knowledge_changes_nothing():

@@ -9,20 +9,15 @@ import contextlib
 import csv
 import itertools
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from command_calls import ENGINE, CommandResult, call_in_subprocess, count_finishes
+from command_calls import CommandResult, call_in_subprocess
 from llm.players import knob_choices
 from llm.server import KEY, MODEL, Reaction, Say, serve
 from paths import TESTS
@@ -204,36 +199,19 @@ def test_admission_is_repeated_from_the_evidence_and_finds_an_edited_result(sear
 
 
 @pytest.mark.parametrize(
-    ("honest", "cheating", "reason"),
+    ("cheating", "reason"),
     [
-        (
-            'data = make_logs(given["work"]["total_mib"] * 2**20)',
-            'data = make_logs(given["work"]["total_mib"] * 2**19)',
-            "bytes",
-        ),
-        (
-            'data = make_logs(given["work"]["total_mib"] * 2**20)',
-            'data = bytes(given["work"]["total_mib"] * 2**20)',
-            "SHA-256",
-        ),
+        ('make_logs(given["work"]["total_mib"] * 2**19)', "bytes"),
+        ('bytes(given["work"]["total_mib"] * 2**20)', "SHA-256"),
     ],
 )
-def test_a_run_of_other_work_is_never_ranked(toy, honest, cheating, reason):
-    script = toy.folder / "launchers" / "zlib_run.py"
-    assert honest in script.read_text()
-    script.write_text(script.read_text().replace(honest, cheating))
+def test_a_run_of_other_work_is_never_ranked(toy, cheating, reason):
+    script, honest = toy.folder / "launchers" / "zlib_run.py", 'make_logs(given["work"]["total_mib"] * 2**20)'
+    assert f"data = {honest}" in script.read_text()
+    script.write_text(script.read_text().replace(f"data = {honest}", f"data = {cheating}"))
     shown = toy.call(*RUN, "--budget", "1", "--name", "other", code=1).out
     assert reason in shown
     assert toy.call("status", "other", "--json").json["best"] is None
-
-
-def test_a_constraint_excludes_what_breaks_it(toy):
-    toy.call(*RUN, "--budget", "5", "--objective", "steady:seconds=0.02", "--name", "steady")
-    best = toy.call("best", "steady", "--json").json
-    assert best["latency_p99_s"] <= 0.02
-    figures = [metrics_of(toy, "steady", trial["trial"]) for trial in trials_of(toy, "steady")]
-    kept = [found["throughput_mb_s"] for found in figures if found["latency_p99_s"] <= 0.02]
-    assert best["throughput_mb_s"] == max(kept)
 
 
 def test_an_impossible_constraint_reports_the_closest_configuration_and_by_how_much(toy):
@@ -247,48 +225,8 @@ def test_an_impossible_constraint_reports_the_closest_configuration_and_by_how_m
     assert "99th percentile latency" in line or "latency_p99_s" in line
 
 
-def test_a_killed_search_resumes_and_loses_and_repeats_nothing(toy):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(toy.site), str(ENGINE)])}
-    command = [sys.executable, "-m", "cclsearch", *RUN, "--budget", "6", "--name", "killed", "--quiet"]
-    process = subprocess.Popen(command, cwd=toy.folder, env=environment, stdin=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 120
-        while len(list(toy.run_path("killed").glob("trials/*/result.json"))) < 3:
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.01)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(60)
-    before = count_finishes(toy.run_path("killed"))
-    assert 1 <= len(before) < 6
-    figures = {
-        number: (toy.run_path("killed") / "trials" / f"{number:04d}" / "result.json").read_bytes() for number in before
-    }
-    assert toy.call("status", "killed", "--json").json["standing"] == "killed"
-    toy.call("resume", "killed")
-    assert count_finishes(toy.run_path("killed")) == dict.fromkeys(range(1, 7), 1)
-    # A doubtful measurement may be made once more on purpose; a kill is no other reason to run one twice.
-    once = [json.dumps(trial["config"]) for trial in trials_of(toy, "killed") if trial["purpose"] == "search"]
-    assert len(set(once)) == len(once) >= 4
-    for number, content in figures.items():
-        assert (toy.run_path("killed") / "trials" / f"{number:04d}" / "result.json").read_bytes() == content
-
-
 def test_a_sweep_over_two_of_its_metrics_has_a_front(toy):
-    toy.call(
-        "sweep",
-        "--workload",
-        "logs",
-        "--launcher",
-        "local",
-        "--objective",
-        "balance",
-        "--budget",
-        "5",
-        "--name",
-        "both",
-    )
+    toy.call("sweep", *RUN[1:], "--objective", "balance", "--budget", "5", "--name", "both")
     front = toy.call("pareto", "both", "--json").json
     assert front["metrics"] == ["throughput_mb_s", "latency_p99_s"]
     values = [tuple(point["values"]) for point in front["points"] if point["on_front"]]
@@ -300,20 +238,6 @@ def test_a_sweep_over_two_of_its_metrics_has_a_front(toy):
     assert OF_TRAINING.findall(text_of(page + shown)) == []
     chosen = toy.call("pareto", "both", "--metrics", "throughput_mb_s,compression_ratio", "--json").json
     assert chosen["metrics"] == ["throughput_mb_s", "compression_ratio"]
-
-
-def test_a_front_of_two_metrics_is_searched_and_drawn(toy):
-    recording = ("--recording", "workloads/recordings/zlib")
-    toy.call("run", "--workload", "logs", *recording, "--objective", "front", "--budget", "8", "--name", "front")
-    front = toy.call("pareto", "front", "--json").json
-    assert front["metrics"] == ["throughput_mb_s", "compression_ratio"]
-    ends = [point["values"] for point in front["points"] if point["on_front"]]
-    assert len(ends) > 1
-    fastest, smallest = max(ends), max(ends, key=lambda values: values[1])
-    assert fastest[1] < smallest[1], "no configuration is best in both"
-    assert list(toy.run_path("front").glob("charts/*")) == []
-    toy.call("pareto", "front")
-    assert [path.name for path in toy.run_path("front").glob("charts/front-*.png")] != []
 
 
 def test_parallel_trials_confirmations_and_warm_starts(toy):
@@ -370,20 +294,8 @@ def test_a_recording_of_the_task_is_replayed_and_benched(toy):
     kept = [float(row["throughput_mb_s"]) for row in rows if float(row["latency_p99_s"]) <= 0.0005]
     assert 0 < len(kept) < len(rows)
     assert toy.call("best", "steady", "--json").json["throughput_mb_s"] == max(kept) < float(fastest["throughput_mb_s"])
-    shown = toy.call(
-        "bench",
-        str(recording.parent),
-        "--seeds",
-        "1",
-        "--budget",
-        "6",
-        "--samplers",
-        "all",
-        "--json",
-        "figures.json",
-        "--workers",
-        "1",
-    ).out
+    options = ("--seeds", "1", "--budget", "6", "--samplers", "all", "--json", "figures.json", "--workers", "1")
+    shown = toy.call("bench", str(recording.parent), *options).out
     figures = json.loads((toy.folder / "figures.json").read_text())
     ratio = figures["samplers"]["surrogate"]["best_over_optimum"]["gmean"]
     assert all(value >= 1 for value in ratio.values()), "1 is the optimum, also of a metric to maximize"

@@ -70,13 +70,7 @@ def test_a_field_that_nanotron_does_not_document_is_refused(monkeypatch):
 
 
 def test_without_nanotron_the_trial_ends_in_one_line_and_costs_no_budget(tmp_path):
-    payload = make_input(CONFIG, precision="bf16")
-    job = make_job(tmp_path / "trial", payload)
-    environment = {**os.environ, **trial_environment(job.trial_dir, payload)}
-    command = [sys.executable, str(LAUNCHERS / "nanotron.py")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    failure = collect_result(job.trial_dir, TrainingResult, exit_code=done.returncode)
-    assert isinstance(failure, Failure)
+    failure = start(tmp_path / "trial", make_input(CONFIG, precision="bf16"), "nanotron.py")
     assert failure.kind is FailureKind.LAUNCHER
     assert "nanotron must be importable by" in failure.message
     assert "No module named 'nanotron" in failure.message
@@ -110,11 +104,11 @@ def test_a_tied_parameter_is_counted_by_one_rank(monkeypatch):
 DEEPSPEED: dict[str, Value] = {"dp": 2, "micro_batch_size": 2, "zero_stage": 1, "activation_checkpointing": "none"}
 
 
-def start(folder: Path, payload: TrainingInput, *python: str) -> TrainingResult | Failure:
+def start(folder: Path, payload: TrainingInput, script: str = "deepspeed_engine.py") -> TrainingResult | Failure:
     """Run the script, as launchers do, and return its result."""
     job = make_job(folder, payload)
     environment = {**os.environ, **trial_environment(folder, payload), "CCL_DEVICE": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, *python, str(LAUNCHERS / "deepspeed_engine.py")]
+    command = [sys.executable, str(LAUNCHERS / script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     return collect_result(job.trial_dir, TrainingResult, exit_code=done.returncode)
 
@@ -144,14 +138,9 @@ def test_what_it_cannot_do_is_refused(change, precision, why, monkeypatch):
         script.render_config(payload.model_dump(mode="json"))
 
 
-def test_without_deepspeed_the_trial_ends_in_one_line_and_costs_no_budget(tmp_path):
-    block = tmp_path / "sitecustomize.py"
-    block.write_text("import sys\nsys.modules['deepspeed'] = None\n")
-    payload = make_input({**DEEPSPEED, "dp": 1})
-    environment = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", environment["PYTHONPATH"])
-        failure = start(tmp_path / "trial", payload)
-    assert isinstance(failure, Failure)
+def test_without_deepspeed_the_trial_ends_in_one_line_and_costs_no_budget(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['deepspeed'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    failure = start(tmp_path / "trial", make_input({**DEEPSPEED, "dp": 1}))
     assert failure.kind is FailureKind.LAUNCHER
     assert "deepspeed must be importable by" in failure.message

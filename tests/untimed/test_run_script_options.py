@@ -383,34 +383,9 @@ def test_a_global_batch_has_the_same_sequences_for_any_number_of_ranks(ranks, mo
         assert taken == list(range(8 * step, 8 * step + 8))
 
 
-def test_torchtitans_micro_batches_work_with_a_released_torch(monkeypatch):
+@pytest.mark.parametrize("schedule", ["1F1B", "GPipe", "Interleaved1F1B"])
+def test_torchtitans_micro_batches_work_with_a_released_torch(schedule, monkeypatch):
     """torchtitan passes lists of micro-batches and sets timeouts in calls that torch 2.13 has by other names."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    script = load_script("torchtitan", monkeypatch)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        script.alias_set_timeout()
-        dist.set_timeout(timedelta(seconds=60), None)  # type: ignore[attr-defined, unused-ignore]
-        layer = torch.nn.Linear(3, 1, bias=False)
-        stage = PipelineStage(layer, 0, 1, torch.device("cpu"))
-        schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=lambda out, target: ((out - target) ** 2).sum())
-        script.accept_micro_batches(schedule)
-        inputs, losses = [torch.ones(2, 3), 2 * torch.ones(2, 3)], []
-        targets = [torch.zeros(2, 1) for _ in inputs]
-        schedule.step(arg_mbs=[(x,) for x in inputs], target_mbs=targets, losses=losses, return_outputs=False)
-    finally:
-        dist.destroy_process_group()
-    assert [loss.item() for loss in losses] == pytest.approx([(layer(x) ** 2).sum().item() for x in inputs])
-    assert layer.weight.grad is not None
-
-
-@pytest.mark.parametrize("schedule", ["GPipe", "Interleaved1F1B"])
-def test_torchtitans_other_schedules_take_lists_of_micro_batches(schedule, monkeypatch):
-    """Those that the run script chooses for few micro-batches and for interleaving; two stages on one rank."""
     import torch
     import torch.distributed as dist
     from torch.distributed.pipelining import PipelineStage
@@ -420,11 +395,13 @@ def test_torchtitans_other_schedules_take_lists_of_micro_batches(schedule, monke
     script = load_script("torchtitan", monkeypatch)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
+        script.alias_set_timeout()
+        dist.set_timeout(timedelta(seconds=60), None)
         layers = [torch.nn.Linear(3, 3, bias=False) for _ in range(2)]
         chunks = layers if schedule == "Interleaved1F1B" else [torch.nn.Sequential(*layers)]
         stages = [PipelineStage(chunk, n, len(chunks), torch.device("cpu")) for n, chunk in enumerate(chunks)]
         made = get_schedule_class(schedule)(
-            stages if len(stages) > 1 else stages[0],  # type: ignore[arg-type, unused-ignore]
+            stages if len(stages) > 1 else stages[0],
             n_microbatches=2,
             loss_fn=lambda out, target: ((out - target) ** 2).sum(),
         )

@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_serving_live import ARCH, LAUNCHERS
+from test_serving_live import LAUNCHERS
+from test_vllm_script import make_data
 
 from cclsearch.card.load import load_card
 from cclsearch.plugins import TASKS
@@ -125,17 +126,13 @@ class Apart:
 
 
 @pytest.fixture
-def apart(tmp_path: Path) -> Iterator[Apart]:
-    servers = Apart(tmp_path)
+def apart(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Apart]:
+    servers = Apart(tmp_path, nodes=getattr(request, "param", 1))
     yield servers
     servers.stop()
 
 
-@pytest.fixture
-def on_two_nodes(tmp_path: Path) -> Iterator[Apart]:
-    servers = Apart(tmp_path, nodes=2)
-    yield servers
-    servers.stop()
+on_two_nodes = pytest.mark.parametrize("apart", [2], indirect=True)
 
 
 @pytest.fixture
@@ -191,59 +188,58 @@ def test_a_server_that_ends_ends_the_proxy_with_its_reason(apart):
     assert "ended with signal 9" in said
 
 
-def test_a_server_of_another_node_answers_through_its_relay(on_two_nodes):
+@on_two_nodes
+def test_a_server_of_another_node_answers_through_its_relay(apart):
     asked = {"prompt": [1, 2], "max_tokens": 3, "stream": True}
-    answer = on_two_nodes.ask("/v1/completions", asked)
+    answer = apart.ask("/v1/completions", asked)
     assert (answer.count("data: {"), answer.endswith("data: [DONE]\n\n")) == (3, True)
-    called = json.loads(on_two_nodes.ask("/collective_rpc", {"method": "m"}) or "")
-    assert called == {"results": [f"{on_two_nodes.folder}/{name}" for _, name in ROLES]}
+    called = json.loads(apart.ask("/collective_rpc", {"method": "m"}) or "")
+    assert called == {"results": [f"{apart.folder}/{name}" for _, name in ROLES]}
 
 
+@on_two_nodes
 @pytest.mark.parametrize(
     "greeting",
     [b'["a guess", 2]\n', b'["a secret", 7]\n', b"[1]\n", b"GET / HTTP/1.0\n", b"x" * 100_000 + b"\n", b'["a secret"'],
 )
-def test_the_relay_answers_nobody_without_the_secret(on_two_nodes, greeting):
+def test_the_relay_answers_nobody_without_the_secret(apart, greeting):
     asked = b"GET /health HTTP/1.0\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", on_two_nodes.relay), timeout=20) as stranger:
+    with socket.create_connection(("127.0.0.1", apart.relay), timeout=20) as stranger:
         with contextlib.suppress(ConnectionError):
             stranger.sendall(greeting + asked)
             stranger.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
             assert stranger.recv(1000) == b""
-    with socket.create_connection(("127.0.0.1", on_two_nodes.relay), timeout=20) as known:
+    with socket.create_connection(("127.0.0.1", apart.relay), timeout=20) as known:
         known.sendall(b'["a secret", 2]\n' + asked)
         assert b" 200 " in known.recv(1000)
 
 
-def test_a_server_that_is_not_healthy_is_named_once(on_two_nodes):
-    on_two_nodes.others[0].kill()
-    on_two_nodes.others[0].wait(10)
-    assert [on_two_nodes.ask("/health") for _ in range(3)] == [None] * 3
-    on_two_nodes.process.kill()
-    said = on_two_nodes.process.stdout.read().splitlines()
-    decode = f"the decode server on port {on_two_nodes.relay} of 127.0.0.1 is not healthy: see server-decode-2.log"
+@on_two_nodes
+def test_a_server_that_is_not_healthy_is_named_once(apart):
+    apart.others[0].kill()
+    apart.others[0].wait(10)
+    assert [apart.ask("/health") for _ in range(3)] == [None] * 3
+    apart.process.kill()
+    said = apart.process.stdout.read().splitlines()
+    decode = f"the decode server on port {apart.relay} of 127.0.0.1 is not healthy: see server-decode-2.log"
     assert said.count(decode) == 1
 
 
-def test_a_port_that_is_taken_is_the_reason(on_two_nodes):
-    second = on_two_nodes.start("other.json")
+@on_two_nodes
+def test_a_port_that_is_taken_is_the_reason(apart):
+    second = apart.start("other.json")
     said = second.stderr.read()
     assert second.wait(10) == 1
     with contextlib.suppress(ProcessLookupError):
         os.killpg(second.pid, signal.SIGKILL)
-    assert f"{on_two_nodes.relay}" in said.strip().splitlines()[-1]
+    assert f"{apart.relay}" in said.strip().splitlines()[-1]
     assert "address already in use" in said
 
 
-REQUESTS = [{"arrival_s": 0.0, "input_tokens": 100, "output_tokens": 20}]
 TWO = {
     "devices": 6, "prefill_workers": 1, "prefill_gpus_per_worker": 2, "decode_workers": 2, "decode_gpus_per_worker": 2,
 }  # fmt: skip
-
-
-def make_data(config: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    return {"config": config, "precision": "bf16", "seed": 3, "requests": REQUESTS, "arch": ARCH, **changes}
 
 
 def test_each_server_has_accelerators_and_ports_of_its_own(load, monkeypatch):
