@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from paths import TESTS
 from test_energy import powercap  # noqa: F401  a fixture
 from trials import LAUNCHERS
+from waiting import wait_until
 
 from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
@@ -82,18 +82,11 @@ class Runs:
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def await_start(self) -> None:
-        wait_for(lambda: (self.trial / "runs").exists())
+        wait_until(lambda: (self.trial / "runs").exists())
 
     @property
     def failure(self) -> dict[str, Any]:
         return dict(json.loads((self.trial / "failures" / "rank-00000.json").read_text()))
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +101,8 @@ def test_limits_hold_during_a_trial_and_are_restored_whatever_ends_it(tmp_path, 
         assert read_limits(rapl) == CAPPED, "the long-term limit of each package"
         script.send_signal(end)
     assert script.wait(30) == code
-    wait_for(lambda: read_limits(rapl) == FREE)
-    wait_for(lambda: not (tmp_path / "records" / "left.json").exists())
+    wait_until(lambda: read_limits(rapl) == FREE)
+    wait_until(lambda: not (tmp_path / "records" / "left.json").exists())
 
 
 def test_what_a_killed_supervisor_left_is_restored_by_the_next_trial_even_without_the_knob(tmp_path, rapl):
@@ -138,7 +131,7 @@ def test_a_second_trial_on_the_node_does_not_change_what_the_first_holds(tmp_pat
     assert read_limits(rapl) == CAPPED
     first.terminate()
     first.wait(30)
-    wait_for(lambda: read_limits(rapl) == FREE)
+    wait_until(lambda: read_limits(rapl) == FREE)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +189,7 @@ def test_gpus_are_set_and_restored(gpus):
     runs.await_start()
     assert state.read_text() == "400000 400000 1200 1200\n"
     script.kill()
-    wait_for(lambda: state.read_text() == "700000 700000 0 0\n")
+    wait_until(lambda: state.read_text() == "700000 700000 0 0\n")
     said = script.communicate(timeout=30)[0]
     assert "power: GPU-0 400 W, GPU-0 1200 MHz, GPU-1 400 W, GPU-1 1200 MHz" in said
 
@@ -208,7 +201,7 @@ def test_only_the_gpus_that_the_trial_sees_are_set(gpus):
     runs.await_start()
     assert state.read_text() == "700000 400000 0 0\n"
     script.terminate()
-    wait_for(lambda: state.read_text() == "700000 700000 0 0\n")
+    wait_until(lambda: state.read_text() == "700000 700000 0 0\n")
     runs.environment["CUDA_VISIBLE_DEVICES"] = "MIG-5"
     assert runs.start({"power_cap_w": 400}, accelerator="h100").wait(30) == 1
     assert "a part of a GPU (MIG) has no power limit" in runs.failure["message"]

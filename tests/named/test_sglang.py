@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_serving_live import LAUNCHERS, find_processes
+from test_serving_live import LAUNCHERS
+from waiting import find_processes
 
 from cclsearch.space.framework import load_framework
 
@@ -104,7 +105,7 @@ def test_a_scheduler_that_is_killed_under_load_ends_the_trial_with_its_reason(tm
         assert time.monotonic() < until
         assert script.poll() is None, finish(tmp_path, name, script)
         time.sleep(0.2)
-    titles = {int(number): Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(name)}
+    titles = {number: Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(name)}
     (scheduler,) = (number for number, title in titles.items() if b"scheduler" in title)
     os.kill(scheduler, signal.SIGKILL)
     failure = finish(tmp_path, name, script)

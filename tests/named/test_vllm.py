@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from slurm.cluster import start_cluster
 from slurm.searches import wait_until_idle
-from test_serving_live import LAUNCHERS, find_processes
+from test_serving_live import LAUNCHERS
+from waiting import find_processes
 
 from cclsearch.space.framework import load_framework
 
@@ -135,7 +136,7 @@ def test_a_node_that_dies_under_load_is_one_failure_and_nothing_is_left(tmp_path
     with two_nodes(tmp_path, {"tp": 2}, requests=MANY) as scripts:
         await_load(tmp_path, scripts)
         job = f"vllm-test-{os.getpid()}-{tmp_path.name}"
-        commands = {int(number): Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(job)}
+        commands = {number: Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(job)}
         shares = {os.getpgid(number) for number, words in commands.items() if b"--headless" in words.split(b"\0")}
         os.killpg(shares.pop(), signal.SIGKILL)
         began = time.monotonic()
@@ -200,7 +201,7 @@ def test_a_server_of_another_node_that_dies_under_load_is_one_failure(tmp_path):
     with two_nodes(tmp_path, ON_TWO_NODES, "vllm_disagg.py", requests=MANY) as scripts:
         await_load(tmp_path, scripts)
         job = f"vllm-test-{os.getpid()}-{tmp_path.name}"
-        served = {int(number): Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(job)}
+        served = {number: Path(f"/proc/{number}/cmdline").read_bytes() for number in find_processes(job)}
         port = json.loads((tmp_path / "servers-1.json").read_text())["workers"][0]["port"]
         (decoding,) = (number for number, words in served.items() if f"--port\0{port}\0".encode() in words)
         os.kill(decoding, signal.SIGKILL)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import yaml
+from waiting import find_processes, wait_until
 
 from cclsearch.cli import main
 from cclsearch.core.values import FailureKind
@@ -24,10 +24,7 @@ def start_search(project: Path, *command: str, **streams: Any) -> subprocess.Pop
 
 
 def wait_for_event(ledger: Path, name: str) -> None:
-    deadline = time.monotonic() + 120
-    while not (ledger.exists() and f'"event":"{name}"'.encode() in ledger.read_bytes()):
-        assert time.monotonic() < deadline, f"the ledger has no event {name} after 120 s"
-        time.sleep(0.05)
+    wait_until(lambda: ledger.exists() and f'"event":"{name}"'.encode() in ledger.read_bytes())
 
 
 def test_an_interrupt_cancels_the_running_trial_and_resume_retries_it(project):
@@ -57,18 +54,6 @@ def test_an_interrupt_cancels_the_running_trial_and_resume_retries_it(project):
     assert [t.outcome.failure.message for t in state.trials.values() if t.outcome and t.outcome.failure] == [
         "ValueError: another script"
     ] * 2
-
-
-def find_processes(job_name: str) -> list[str]:
-    """Return the processes whose environment contains that job's name."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"CCL_JOB_NAME={job_name}\0".encode() in path.read_bytes() + b"\0" and str(path) not in found:
-                found.append(str(path))
-        except OSError:
-            continue
-    return found
 
 
 def test_a_search_stops_cleanly_when_its_output_is_closed(project):

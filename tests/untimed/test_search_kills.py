@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from paths import ROOT
+from waiting import wait_until
 
 from cclsearch.record.event import TrialFinished, TrialProposed
 from cclsearch.record.ledger import LEDGER_FILE, read_events
@@ -47,11 +47,10 @@ def test_repeated_kills_lose_no_finished_trial_and_run_none_twice(project, signa
 
 
 def wait_for_lines(ledger: Path, count: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if ledger.exists() and ledger.read_bytes().count(b"\n") >= count:
-            return
-        time.sleep(0.01)
+    def is_so() -> bool:
+        return process.poll() is not None or (ledger.exists() and ledger.read_bytes().count(b"\n") >= count)
+
+    wait_until(is_so, pause_s=0.01)
 
 
 def test_a_second_search_on_the_same_run_folder_is_refused(project, cli):

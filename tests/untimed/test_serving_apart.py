@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 from test_serving_live import LAUNCHERS
 from test_vllm_script import make_data
+from waiting import wait_until
 
 from cclsearch.card.load import load_card
 from cclsearch.plugins import TASKS
@@ -104,10 +104,7 @@ class Apart:
             process.wait(10)
 
     def await_health(self) -> None:
-        until = time.monotonic() + 30
-        while self.ask("/health") is None:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: self.ask("/health") is not None, limit_s=30)
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> str | None:
         """The answer of the proxy; None without one."""

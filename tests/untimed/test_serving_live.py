@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from paths import ROOT
+from waiting import find_processes
 
 LAUNCHERS = ROOT / "launchers"
 ARCH = {
@@ -45,17 +46,6 @@ def run_script(folder: Path, script: Path, timeout_s: float = 60, **given: Any) 
         assert ended.returncode == 0
         return dict(json.loads((folder / "result.json").read_text()))
     return dict(json.loads((folder / "failures" / "rank-00000.json").read_text()))
-
-
-def find_processes(name: str) -> list[str]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"CCL_JOB_NAME={name}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(folder.name)
-        except OSError:
-            continue
-    return found
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
@@ -211,21 +201,18 @@ def test_a_server_that_fails_is_one_clear_line_and_nothing_is_left_running(mode,
     assert "\n" not in failure["message"]
 
 
-def test_a_port_that_the_ended_server_keeps_is_the_failure(tmp_path):
+def test_a_port_that_the_ended_server_keeps_is_the_failure(tmp_path, monkeypatch):
     """Of a process that left the server's group: launchers end what is left of a job."""
     script = tmp_path / "fake.py"
     script.write_text(textwrap.dedent(FAKE.format(mode="keeps")))
-    left: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules[__name__], "find_processes", lambda name: left.extend(_find(name)) or [])
-        failure = run_script(tmp_path, script)
+    left: list[int] = []
+    find = find_processes
+    monkeypatch.setattr(sys.modules[__name__], "find_processes", lambda name: left.extend(find(name)) or [])
+    failure = run_script(tmp_path, script)
     for number in left:
-        os.kill(int(number), signal.SIGKILL)
+        os.kill(number, signal.SIGKILL)
     assert "the server ended, but another process still listens on its port" in failure["message"]
     assert len(left) == 1
-
-
-_find = find_processes
 
 
 @pytest.mark.parametrize(("mode", "missing"), [("short", 1), ("orphan", 0), ("stubborn", 0)])

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_serving_live import ARCH, LAUNCHERS, find_processes
+from test_serving_live import ARCH, LAUNCHERS
+from waiting import find_processes, wait_until
 
 SCRIPT = r'''
 import json, os, sys, time
@@ -80,24 +81,14 @@ class Nodes:
     def wait(self, node: int, limit_s: float = 60) -> int:
         return self.scripts[node].wait(limit_s)
 
-    def await_file(self, name: str) -> None:
-        until = time.monotonic() + 30
-        while not (self.folder / name).is_file():
-            assert time.monotonic() < until, name
-            time.sleep(0.02)
-
     def await_load(self) -> None:
         """Wait until every node runs its share and requests are sent."""
-        self.await_file("phase")
-        until = time.monotonic() + 30
-        while (self.folder / "phase").read_text() == "starting":
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        phase = self.folder / "phase"
+        wait_until(lambda: phase.is_file() and phase.read_text() != "starting", limit_s=30)
 
     def find(self, words: bytes) -> list[int]:
         """The processes of the trial whose command has these words."""
-        found = map(int, find_processes(self.name))
-        return [number for number in found if words in Path(f"/proc/{number}/cmdline").read_bytes()]
+        return [number for number in find_processes(self.name) if words in Path(f"/proc/{number}/cmdline").read_bytes()]
 
     @property
     def failures(self) -> dict[str, Any]:
@@ -130,10 +121,7 @@ def start_nodes(tmp_path: Path) -> Iterator[Any]:
         for script in nodes.scripts.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 script.wait(30)
-    until = time.monotonic() + 5  # what was killed takes a moment to end
-    while find_processes(name) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert find_processes(name) == []
+    wait_until(lambda: find_processes(name) == [], limit_s=5)  # what was killed takes a moment to end
 
 
 def test_all_nodes_know_the_same_ports_and_end_with_the_trial(start_nodes, tmp_path):

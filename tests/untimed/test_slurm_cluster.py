@@ -17,6 +17,7 @@ import pytest
 from paths import TESTS
 from slurm.cluster import Cluster
 from slurm.trials import make_job
+from waiting import wait_until
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind
@@ -128,7 +129,7 @@ def test_someone_elses_cancel_is_not_the_trials_fault(site, slow):
     )
     wait_for(launcher, handles, JobState.RUNNING)
     for handle in handles[:2]:
-        wait_for_file(handle.trial_dir / "seen-0.json")
+        wait_until((handle.trial_dir / "seen-0.json").exists)
     site.cluster.ask("scancel", handles[0].job_id, handles[1].job_id)
     statuses = wait_for(launcher, handles[:2])
     assert [kind_of(status) for status in statuses] == [FailureKind.CANCELLED] * 2
@@ -147,7 +148,7 @@ def test_cancelling_leaves_no_process_of_the_trial(site, slow):
         handles = launcher.submit([site.job("gone", trial, ranks=2, behaviour=behaviour)])
         wait_for(launcher, handles, JobState.RUNNING)
         if trial > 1:
-            wait_for_file(handles[0].trial_dir / "seen-1.json")
+            wait_until((handles[0].trial_dir / "seen-1.json").exists)
             assert find_processes(folder)
         launcher.cancel(handles)
         assert kind_of(wait_for(launcher, handles)[0]) is FailureKind.CANCELLED
@@ -188,7 +189,7 @@ def test_a_kill_between_submit_and_record_does_not_submit_twice(site, slow):
 def test_a_second_job_for_the_same_trial_does_nothing(site, slow):
     launcher = site.launcher("twice")
     handles = launcher.submit([site.job("twice", 1, behaviour="hang", ranks=1)])
-    wait_for_file(handles[0].trial_dir / "slurm-a1" / "started.json")
+    wait_until((handles[0].trial_dir / "slurm-a1" / "started.json").exists)
     script = next(handles[0].trial_dir.rglob("job.sbatch"))
     double = site.cluster.ask("sbatch", "--parsable", "--wait", str(script)).strip()
     assert "runs this trial already" in (script.parent / f"slurm-{double}.log").read_text()
@@ -200,7 +201,7 @@ def test_a_job_that_slurm_starts_again_does_nothing_and_is_cancelled(site, slow)
     """An administrator forces a requeue: the job writes nothing where it is read, and ends before its successor."""
     launcher = site.launcher("again")
     [handle] = launcher.submit([site.job("again", 1, behaviour="hang", ranks=1)])
-    wait_for_file(handle.trial_dir / "seen-0.json")
+    wait_until((handle.trial_dir / "seen-0.json").exists)
     wait_for(launcher, [handle], JobState.RUNNING)  # listed once: its submit time is recorded
     site.cluster.ask("scontrol", "update", f"jobid={handle.job_id}", "requeue=1")
     site.cluster.ask("scontrol", "requeue", handle.job_id)
@@ -211,7 +212,7 @@ def test_a_job_that_slurm_starts_again_does_nothing_and_is_cancelled(site, slow)
     assert status.failure.kind.is_infrastructure
 
     [handle] = launcher.submit([site.job("again", 2, behaviour="hang", ranks=1)])
-    wait_for_file(handle.trial_dir / "seen-0.json")
+    wait_until((handle.trial_dir / "seen-0.json").exists)
     wait_for(launcher, [handle], JobState.RUNNING)
     site.cluster.ask("scontrol", "update", f"jobid={handle.job_id}", "requeue=1")
     site.cluster.ask("scontrol", "requeue", handle.job_id)
@@ -244,8 +245,8 @@ def test_no_trial_fails_while_the_controller_does_not_answer(site, slow):
     handles = launcher.submit(
         [site.job("away", 1, behaviour="ok", seconds=4, ranks=1), site.job("away", 2, behaviour="hang", ranks=1)]
     )
-    wait_for_file(handles[0].trial_dir / "seen-0.json")
-    wait_for_file(handles[1].trial_dir / "seen-0.json")
+    wait_until((handles[0].trial_dir / "seen-0.json").exists)
+    wait_until((handles[1].trial_dir / "seen-0.json").exists)
     os.kill(site.cluster.pid("slurmctld"), signal.SIGTERM)
     try:
         wait_for(launcher, handles[:1])  # found by its result file
@@ -264,7 +265,7 @@ def test_preemption_and_node_loss_are_infrastructure_failures(site, slow):
     on_34 = site.launcher("lost", nodelist="node[3-4]").submit(jobs[:1])
     on_2 = site.launcher("lost", nodelist="node2").submit([site.job("lost", 3, ranks=1, behaviour="hang")])
     for handle in [*on_34, *on_2]:
-        wait_for_file(handle.trial_dir / "seen-0.json")
+        wait_until((handle.trial_dir / "seen-0.json").exists)
     try:
         site.cluster.fail_node("node4")
         urgent = site.cluster.ask(
@@ -312,7 +313,7 @@ def test_steps_of_a_held_allocation(site, slow):
     handles = launcher.submit([site.job("steps", n, ranks=1, behaviour="hang") for n in (5, 6)])
     wait_for(launcher, handles, JobState.RUNNING)
     for handle in handles:
-        wait_for_file(handle.trial_dir / "seen-0.json")
+        wait_until((handle.trial_dir / "seen-0.json").exists)
     resumed = site.launcher("steps", in_allocation=held)
     assert {handle.job_name for handle in resumed.find("steps")} >= {handle.job_name for handle in handles}
     resumed.cancel(handles[:1])
@@ -362,14 +363,3 @@ def test_limits_are_waited_for_and_unknown_accounts_are_refused(site, enforced):
     assert [kind_of(status) for status in wait_for(resumed, handles)] == [None] * 7
     with pytest.raises(UserError, match=r"Invalid account.*sacctmgr"):
         site.launcher("limits", account="nobody").submit([site.job("limits", 8, ranks=1)])
-
-
-def wait_for_file(path: Path) -> None:
-    wait_until(path.exists)
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.1)

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 from command_line import run_command
 from slurm.cluster import Cluster
 from slurm.searches import COMMAND, QUICK, kill_and_resume, start, wait_until_idle
+from waiting import wait_until
 
 from cclsearch.core.trust import confirm
 
@@ -86,15 +86,6 @@ def start_night(project: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def wait_for(is_so: Callable[[], bool], night: subprocess.Popen[bytes], log: Path, limit_s: float = 120) -> None:
-    """Wait until the condition is true, while the night runs."""
-    deadline = time.monotonic() + limit_s
-    while not is_so():
-        assert night.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.1)
-
-
 def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job(cluster):
     with tempfile.TemporaryDirectory(prefix="ccl-ni-") as folder:
         project = Path(folder)
@@ -102,13 +93,13 @@ def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job(cluster):
         (project / "nightly.yaml").write_text(yaml.safe_dump(NIGHT))
         log, runs = project / "night.log", project / "runs"
         killed = start_night(project)
-        wait_for(lambda: any(runs.glob("n-*-s/trials/0001/attempts/1/slurm-a1/started.json")), killed, log)
+        wait_until(lambda: any(runs.glob("n-*-s/trials/0001/attempts/1/slurm-a1/started.json")))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
         jobs = cluster.ask("squeue", "--noheader", "--format=%i").split()
         assert len(jobs) == 1
         again = start_night(project)
-        wait_for(lambda: "continues" in log.read_text(), again, log)
+        wait_until(lambda: "continues" in log.read_text())
         again.send_signal(signal.SIGTERM)
         assert again.wait(timeout=120) == 1
         wait_until_idle(cluster.ask)

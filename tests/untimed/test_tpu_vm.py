@@ -18,6 +18,7 @@ import slices
 import workers
 from command_line import run_command
 from paths import TESTS
+from waiting import wait_until
 
 HERE = TESTS
 BUDGET = ["--workload", "tiny-jax", "--sampler", "random"]
@@ -68,13 +69,6 @@ def starts(project: Path) -> Counter[tuple[str, str]]:
     """Count how often each process of each job was started."""
     lines = (project / "starts").read_text().splitlines() if (project / "starts").exists() else []
     return Counter(tuple(line.split()[:2]) for line in lines)  # type: ignore[misc]
-
-
-def wait_for(what: Any, limit_s: float = 120.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not what():
-        assert time.monotonic() < deadline, "timeout"
-        time.sleep(0.05)
 
 
 def make_source(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
@@ -205,7 +199,7 @@ def test_only_earlier_attempts_of_the_run_are_ended_on_a_worker(tmp_path):
     }
     try:
         pattern = worker.attempts_pattern(str(new), job)
-        wait_for(lambda: worker.find_trial_processes(pattern, f"{new}/") == [running[own].pid])
+        wait_until(lambda: worker.find_trial_processes(pattern, f"{new}/") == [running[own].pid])
         worker.kill_trial_processes(pattern, f"{new}/")
         assert running.pop(own).wait(timeout=60)
         assert all(process.poll() is None for process in running.values())
@@ -257,9 +251,9 @@ def test_trial_is_retried_when_a_lost_worker_is_back(sshd, project, quick):
     with slices.open_hosts(project / "slice", 2, **quick) as hosts:
         running = begin(project, hosts.profile)
         try:
-            wait_for(lambda: len(starts(project)) == 2)
+            wait_until(lambda: len(starts(project)) == 2)
             hosts.workers[1].kill()
-            wait_for(lambda: events(project, "trial_retried"))
+            wait_until(lambda: events(project, "trial_retried"))
             hosts.workers[1].start()
             running.wait(timeout=180)
         finally:
@@ -279,7 +273,7 @@ def test_preempted_slice_is_replaced_and_deleted(sshd, project, quick):
         cloud.set_faults(delete=["INTERNAL: an internal error has occurred"])
         running = begin(project, cloud.profile)
         try:
-            wait_for(lambda: len(starts(project)) == 2)
+            wait_until(lambda: len(starts(project)) == 2)
             cloud.preempt()
             running.wait(timeout=180)
         finally:
@@ -320,7 +314,7 @@ def test_killed_search_is_resumed_without_starting_anything_twice(sshd, project,
             return len(starts(project)) == 2
 
         running = begin(project, cloud.profile)
-        wait_for(reached)
+        wait_until(reached)
         running.send_signal(signal.SIGKILL)
         running.wait()
         left = json.loads(call(project, "clean", "r1", "--dry-run", "--json").stdout)
@@ -336,7 +330,7 @@ def test_clean_removes_job_and_resource_of_a_killed_search(sshd, project, quick)
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
         running = begin(project, cloud.profile)
-        wait_for(lambda: len(starts(project)) == 2)
+        wait_until(lambda: len(starts(project)) == 2)
         running.kill()
         running.wait()
         done = call(project, "clean", "r1")

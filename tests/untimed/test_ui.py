@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from nights import DECIDE, night, time_of
 from paths import ROOT, TESTS
 from scripted_launcher import ran
 from starlette.testclient import TestClient
+from waiting import wait_until
 
 from cclsearch.cli import main
 from cclsearch.record import ledger
@@ -326,16 +326,16 @@ def test_a_search_is_started_stopped_and_outlives_the_server(runs, served):
     assert client.post("change/start", json=slow).json()["message"].startswith("search of wl2 started")
     again = client.post("change/start", json=slow).json()
     assert "long" in again["error"]
-    wait_for(lambda: "trial_finished" in read_text(runs / "long" / LEDGER_FILE))
+    wait_until(lambda: "trial_finished" in read_text(runs / "long" / LEDGER_FILE))
     stopped = client.post("change/stop", json={"run": "long"}).json()
     if "message" in stopped:  # else all of the recording was searched already
-        wait_for(lambda: '"search_stopped"' in read_text(runs / "long" / LEDGER_FILE) or not lock_of(runs / "long"))
-    wait_for(lambda: not lock_of(runs / "long"))
+        wait_until(lambda: '"search_stopped"' in read_text(runs / "long" / LEDGER_FILE) or not lock_of(runs / "long"))
+    wait_until(lambda: not lock_of(runs / "long"))
     assert "does not run any more" in client.post("change/stop", json={"run": "long"}).json()["error"]
     assert client.post("change/start", json={**slow, "budget": "40", "name": "kept"}).status_code == 200
     server.send_signal(signal.SIGINT)
     assert server.wait(timeout=30) == 0
-    wait_for(lambda: '"search_ended"' in read_text(runs / "kept" / LEDGER_FILE))
+    wait_until(lambda: '"search_ended"' in read_text(runs / "kept" / LEDGER_FILE))
 
 
 def read_text(path: Path) -> str:
@@ -344,11 +344,3 @@ def read_text(path: Path) -> str:
 
 def lock_of(folder: Path) -> bool:
     return (folder / "lock").exists()
-
-
-def wait_for(condition: object, limit_s: float = 60.0) -> None:
-    """Wait until a function returns something true."""
-    until_s = time.monotonic() + limit_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < until_s, "it did not happen in time"
-        time.sleep(0.1)
