@@ -131,28 +131,18 @@ def joined(tmp_path: Path) -> Recording:
 
 
 def view_of(recording: Recording, rows: list[int], pending: frozenset[int] = frozenset()) -> SearchView:
-    return SearchView(
-        card=recording.card,
-        space=recording.space,
-        observations=tuple(observe(recording, row, n) for n, row in enumerate(rows, 1)),
-        pending=pending,
-        budget_left=27 - len(rows),
-        seed=0,
-        target=load_objective("pareto"),
-    )
+    seen = tuple(observe(recording, row, n) for n, row in enumerate(rows, 1))
+    left, target = 27 - len(rows), load_objective("pareto")
+    return SearchView(recording.card, recording.space, seen, pending, left, seed=0, target=target)
 
 
 def observe(recording: Recording, row: int, trial: int) -> Observation:
-    measured = recording.rows[row]
-    if measured.metrics.get("step_time_s") is None:
+    config, metrics = recording.rows[row].config, recording.rows[row].metrics
+    if metrics.get("step_time_s") is None:
         failure = Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="recorded as oom")
-        return Observation(trial=trial, config=measured.config, row=row, loss=None, failure=failure)
-    metrics = {
-        "step_time_s": measured.metrics.get("step_time_s"),
-        "num_accelerators": float(recording.space.num_accelerators_N[row]),
-    }
-    time_s = measured.metrics.get("step_time_s")
-    return Observation(trial, measured.config, row, time_s, metrics=measured.metrics | metrics)
+        return Observation(trial, config, row, None, failure=failure)
+    more = {"num_accelerators": float(recording.space.num_accelerators_N[row])}
+    return Observation(trial, config, row, metrics["step_time_s"], metrics=metrics | more)
 
 
 def ask(recording: Recording, proposer: ParetoProposer, count: int) -> list[int]:

@@ -45,18 +45,10 @@ def hint_events(num_seen: int = 0, **hints: str) -> tuple[ReportedEvent, ...]:
 
 def view_with(events: tuple[ReportedEvent, ...], num_trials: int = 0) -> SearchView:
     """Return the view of a search that has measured this many of the fastest rows."""
-    rows = sorted(
-        (r for r in RECORDING.rows if r.metrics.get("step_time_s")), key=lambda row: row.metrics.get("step_time_s") or 0
-    )[:num_trials]
+    ran = [(row.metrics["step_time_s"], row) for row in RECORDING.rows if row.metrics.get("step_time_s")]
     seen = tuple(
-        Observation(
-            trial=n,
-            config=r.config,
-            row=RECORDING.space.row(r.config),
-            loss=r.metrics.get("step_time_s"),
-            metrics=r.metrics,
-        )
-        for n, r in enumerate(rows, start=1)
+        Observation(n, row.config, RECORDING.space.row(row.config), time_s, metrics=row.metrics)
+        for n, (time_s, row) in enumerate(sorted(ran, key=lambda pair: pair[0])[:num_trials], start=1)
     )
     return SearchView(RECORDING.card, RECORDING.space, seen, frozenset(), 15, seed=0, events=events)
 

@@ -32,6 +32,13 @@ def family(project: Path) -> Path:
     return folder
 
 
+def over(family: Path, *more: str, command: str = "sweep") -> list[str]:
+    """Return the command line of a sweep (or search) `s` that begins at the recording on 8 accelerators."""
+    toy = family / "toy-8"
+    named = [] if "--dry-run" in more else ["--name", "s"]
+    return [command, "--workload", str(toy / "card.yaml"), "--recording", str(toy), *named, *more]
+
+
 def test_only_recordings_of_the_same_work_are_joined(family, project):
     members = find_family(family / "toy-8")
     assert [member.name for member in members] == ["toy-4", "toy-8", "toy-16"]
@@ -44,19 +51,15 @@ def test_only_recordings_of_the_same_work_are_joined(family, project):
         join_recordings([members[0], load_recording(family / "other")], project / "joined")
 
 
-def test_a_sweep_measures_once_and_scores_at_every_weight(family, capsys):
-    toy = family / "toy-8"
-    args = ["--recording", str(toy), "--budget", "8", "--weights", "0:1:0.25", "--name", "s"]
-    assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
+def test_a_sweep_measures_once_and_scores_at_every_weight(family, capsys, cli):
+    assert main(over(family, "--budget", "8", "--weights", "0:1:0.25")) == 0
     capsys.readouterr()
     run = load_run(Path("runs") / "s")
     configs = [trial.config for trial in run.state.trials.values()]
     assert len(configs) == len(set(configs)) == 8
     assert run.spec.objective.is_multi
-    sweep = read_sweep(run.folder)
-    assert sweep.weights == (0.0, 0.25, 0.5, 0.75, 1.0)
-    assert main(["pareto", "s", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    assert read_sweep(run.folder).weights == (0.0, 0.25, 0.5, 0.75, 1.0)
+    shown = cli.json(["pareto", "s", "--json"])
     assert [row["weight"] for row in shown["weights"]] == [0.0, 0.25, 0.5, 0.75, 1.0]
     scores = {(p["run"], p["trial"]): p for p in shown["points"]}
     assert all(scores[(row["run"], row["trial"])]["on_front"] for row in shown["weights"])
@@ -70,8 +73,7 @@ def test_a_kill_while_a_sweep_is_created_leaves_no_run(family, monkeypatch):
     def killed(folder: Path, spec: object) -> None:
         raise KeyboardInterrupt
 
-    toy = family / "toy-8"
-    command = ["sweep", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--budget", "6", "--name", "s"]
+    command = over(family, "--budget", "6")
     with monkeypatch.context() as patch:
         patch.setattr("cclsearch.run.folder.write_spec", killed)
         assert main(command) == EXIT_INTERRUPTED
@@ -81,28 +83,21 @@ def test_a_kill_while_a_sweep_is_created_leaves_no_run(family, monkeypatch):
     assert read_sweep(Path("runs") / "s") is not None
 
 
-def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family, capsys):
-    toy = family / "toy-8"
-    args = ["--recording", str(toy), "--name", "s", "--dry-run"]
-    assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
-    shown = capsys.readouterr().out
+def test_a_dry_run_shows_the_joined_space_and_starts_nothing(family, cli):
+    shown = cli.out(over(family, "--dry-run"))
     assert "27 valid configurations" in shown
     assert "sampler surrogate" in shown
     assert not Path("runs").exists()
 
 
-def test_an_objective_on_an_unrecorded_metric_is_refused(family, capsys):
-    toy = family / "toy-8"
-    search = ["run", "--workload", str(toy / "card.yaml"), "--recording", str(toy)]
-    assert main([*search, "--objective", "energy"]) == 2
-    assert "needs energy_j_per_mtoken, but the recording 'toy-8' has no energy_j_per_mtoken" in capsys.readouterr().err
+def test_an_objective_on_an_unrecorded_metric_is_refused(family, cli):
+    error = cli.err(over(family, "--objective", "energy", command="run"))
+    assert "needs energy_j_per_mtoken, but the recording 'toy-8' has no energy_j_per_mtoken" in error
     assert not Path("runs").exists()
 
 
 def test_the_pareto_front_of_a_sweep_matches_brute_force(family):
-    toy = family / "toy-8"
-    args = ["--recording", str(toy), "--budget", "27", "--name", "s", "--quiet", "--sampler", "random"]
-    assert main(["sweep", "--workload", str(toy / "card.yaml"), *args]) == 0
+    assert main(over(family, "--budget", "27", "--quiet", "--sampler", "random")) == 0
     page = gather_pareto_page([load_run(Path("runs") / "s")])
     # the fastest row at each size: tp 1, micro-batch 2, at 16/N seconds
     assert [(p.values[0], p.values[1]) for p in page.front] == [(1.0, 16.0), (2.0, 8.0), (4.0, 4.0)]
@@ -129,12 +124,11 @@ def test_pareto_writes_a_table_a_page_and_charts(family, capsys):
     assert "front (recorded)" in capsys.readouterr().out
 
 
-def test_pareto_accepts_three_metrics(family, capsys):
+def test_pareto_accepts_three_metrics(family, cli):
     search(family / "toy-8", "a", budget=9)
     metrics = "step_time_s,peak_memory_gib,tokens_per_s_per_accelerator"
     assert main(["pareto", "a", "--metrics", metrics, "--out", "front", "--no-png"]) == 0
-    assert main(["pareto", "a", "--metrics", metrics, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    shown = json.loads(cli.out(["pareto", "a", "--metrics", metrics, "--json"]).splitlines()[-1])
     assert shown["metrics"] == metrics.split(",")
     assert any(point["on_front"] for point in shown["points"])
 
@@ -152,12 +146,14 @@ def test_pareto_accepts_three_metrics(family, capsys):
         (["--metrics", "step_time_s,overlap", "--objective", "pareto"], "--metrics and --objective exclude each other"),
         (["--metrics", "step_time_s,hfu"], "hfu has no better direction of its own"),
         (["--metrics", ""], "two or three different metrics"),
+        (["b"], "have no common Pareto front: work differs"),
     ],
 )
-def test_invalid_pareto_options_are_refused(family, capsys, args, message):
+def test_invalid_pareto_options_are_refused(family, cli, args, message):
     search(family / "toy-8", "a", budget=2)
-    assert main(["pareto", "a", *args]) == 2
-    assert message in capsys.readouterr().err
+    if args == ["b"]:
+        search(family / "other", "b", budget=2)
+    assert message in cli.err(["pareto", "a", *args])
 
 
 def test_trace_metrics_are_optimized_in_their_own_direction():
@@ -178,27 +174,15 @@ def test_a_sweep_in_an_allocation_needs_no_recording(project, monkeypatch, capsy
     assert f"--chdir={project / 'elsewhere'}/wl5-" in shown
 
 
-def test_sweep_gives_the_same_launcher_hint_as_run(project, capsys):
-    assert main(["sweep", "--workload", "wl2", "--dry-run"]) == 0
-    sweep_hints = sorted(line for line in capsys.readouterr().out.splitlines() if "this machine has" in line)
-    assert main(["run", "--workload", "wl2", "--dry-run"]) == 0
-    assert (
-        sweep_hints == sorted(line for line in capsys.readouterr().out.splitlines() if "this machine has" in line) != []
-    )
+def test_sweep_gives_the_same_launcher_hint_as_run(project, cli):
+    shown = [cli.out([command, "--workload", "wl2", "--dry-run"]) for command in ("sweep", "run")]
+    hints = [sorted(line for line in text.splitlines() if "this machine has" in line) for text in shown]
+    assert hints[0] == hints[1] != []
 
 
-def test_weights_need_an_objective_with_a_weight(family, capsys):
-    toy = family / "toy-8"
-    sweep = ["sweep", "--workload", str(toy / "card.yaml"), "--recording", str(toy), "--dry-run"]
-    assert main([*sweep, "--objective", "pareto", "--weights", "0:1:0.5"]) == 2
-    assert "has several metrics and no parameter 'weight'" in capsys.readouterr().err
-
-
-def test_pareto_refuses_runs_of_different_work(family, capsys):
-    search(family / "toy-8", "a", budget=2)
-    search(family / "other", "b", budget=2)
-    assert main(["pareto", "a", "b"]) == 2
-    assert "have no common Pareto front: work differs" in capsys.readouterr().err
+def test_weights_need_an_objective_with_a_weight(family, cli):
+    error = cli.err(over(family, "--dry-run", "--objective", "pareto", "--weights", "0:1:0.5"))
+    assert "has several metrics and no parameter 'weight'" in error
 
 
 def test_a_nonlinear_weight_is_refused(tmp_path):
@@ -213,11 +197,9 @@ def test_a_nonlinear_weight_is_refused(tmp_path):
         describe_sweep(str(path), (0.0, 1.0), task="training")
 
 
-def test_a_sweep_ranks_only_trials_that_satisfy_its_constraint(family, capsys):
-    toy = family / "toy-8"
-    options = ["--recording", str(toy), "--budget", "4", "--constraint", "num_accelerators <= 8", "--name", "s"]
-    assert main(["sweep", "--workload", str(toy / "card.yaml"), *options, "--quiet"]) == 0
-    objective = load_run(Path("runs") / "s").spec.objective
-    assert [str(constraint) for constraint in objective.constraints] == ["num_accelerators <= 8 accelerators"]
-    ranked = [t for t in load_run(Path("runs") / "s").state.trials.values() if t.loss is not None]
-    assert all(t.outcome.metrics["num_accelerators"] <= 8 for t in ranked)
+def test_a_sweep_ranks_only_trials_that_satisfy_its_constraint(family):
+    assert main(over(family, "--budget", "4", "--constraint", "num_accelerators <= 8", "--quiet")) == 0
+    run = load_run(Path("runs") / "s")
+    assert [str(constraint) for constraint in run.spec.objective.constraints] == ["num_accelerators <= 8 accelerators"]
+    ranked = [trial for trial in run.state.trials.values() if trial.loss is not None]
+    assert all(trial.outcome.metrics["num_accelerators"] <= 8 for trial in ranked)

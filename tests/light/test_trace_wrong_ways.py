@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +91,7 @@ def test_a_missing_rank_is_a_reason_not_perfect_balance():
 
 def test_bandwidth_does_not_count_waiting():
     """The collective takes 2146 us on the waiting rank and 10 us on the last arriver."""
-    tables = []
-    for rank, start in enumerate((0, 2136)):
-        timeline = Timeline(rank=rank, world_size=2)
-        timeline.collective(start, 2146 - start, message_bytes=2 << 20)
-        tables.append(timeline.table())
+    tables = reducing_ranks(lambda rank, _: ((0, 2146, 2 << 20), (2136, 10, 2 << 20))[rank], calls=1)
     assert measure(tables, "bus_bw").value == pytest.approx((2 << 20) / 10e-6 / 1e9)
     alone = measure(tables[:1], "bus_bw")
     assert (alone.status, alone.reason) == (Status.PARTIAL, Reason.RANKS_MISSING)
@@ -223,12 +221,7 @@ def test_a_cpu_trace_raises_nothing(tmp_path):
 
 
 def test_ranks_whose_collectives_differ_are_not_matched_by_force():
-    tables = []
-    for rank in range(2):
-        timeline = Timeline(rank=rank, world_size=2)
-        for i in range(4):
-            timeline.collective(i * 100, 50, message_bytes=1000 if rank == 0 or i != 2 else 2000)
-        tables.append(timeline.table())
+    tables = reducing_ranks(lambda rank, call: (call * 100, 50, 2000 if (rank, call) == (1, 2) else 1000), calls=4)
     for name in ("comm_wait_frac", "last_arriver", "start_skew"):
         result = measure(tables, name)
         assert (result.value, result.reason) == (None, Reason.SEQUENCE_MISMATCH)
@@ -236,13 +229,7 @@ def test_ranks_whose_collectives_differ_are_not_matched_by_force():
 
 
 def test_clocks_of_hosts_are_aligned_by_the_ends_of_collectives():
-    tables = []
-    for rank in range(2):
-        timeline = Timeline(rank=rank, world_size=2)
-        for i in range(8):
-            late = 30 if rank == 1 else 0
-            timeline.collective(i * 200 + late, 80 - late)
-        tables.append(timeline.table(host=f"node{rank}", base_ns=rank * 7_000_000_123))
+    tables = on_hosts(reducing_ranks(lambda rank, call: (call * 200 + 30 * rank, 80 - 30 * rank)), 7_000_000_123)
     assert measure(tables, "last_arriver").value == 1
     skew = measure(tables, "start_skew")
     assert skew.value == pytest.approx(30e-6)
@@ -250,26 +237,34 @@ def test_clocks_of_hosts_are_aligned_by_the_ends_of_collectives():
 
 
 def test_clocks_that_do_not_align_are_a_reason():
-    tables = []
-    for rank in range(2):
-        timeline = Timeline(rank=rank, world_size=2)
-        for i in range(8):
-            timeline.collective(i * 2000 + (700 * (i % 3) if rank else 0), 300)
-        tables.append(timeline.table(host=f"node{rank}"))
+    tables = on_hosts(reducing_ranks(lambda rank, call: (call * 2000 + 700 * (call % 3) * rank, 300)))
     result = measure(tables, "last_arriver")
     assert (result.value, result.reason) == (None, Reason.NO_CLOCK_ALIGNMENT)
     assert measure(tables, "comm_wait_frac").reason is Reason.NO_CLOCK_ALIGNMENT  # 350 us off, and 300 us long
 
 
+Place = Callable[[int, int], tuple[float, ...]]
+
+
+def reducing_ranks(place: Place, *, ranks: int = 2, calls: int = 8) -> list[EventTable]:
+    """Ranks whose collectives begin, last and transfer (1 MiB) as `place(rank, call)` says, in microseconds."""
+    timelines = [Timeline(rank=rank, world_size=ranks) for rank in range(ranks)]
+    for rank, timeline in enumerate(timelines):
+        for call in range(calls):
+            start_us, dur_us, *size = place(rank, call)
+            timeline.collective(start_us, dur_us, message_bytes=int(size[0]) if size else 1 << 20)
+    return [timeline.table() for timeline in timelines]
+
+
+def on_hosts(tables: list[EventTable], base_ns: int = 0) -> list[EventTable]:
+    """The same on a host each, whose clocks differ by so much from one to the next."""
+    return [replace(table, host=f"node{rank}", base_ns=rank * base_ns) for rank, table in enumerate(tables)]
+
+
 def same_host_ranks(shift_us: float, *, dur_us: float = 80, accelerator: str = "gpu") -> list[EventTable]:
     """Four ranks of one host; the collectives of the last rank are shifted."""
-    tables = []
-    for rank in range(4):
-        timeline = Timeline(rank=rank, world_size=4)
-        for i in range(8):
-            timeline.collective(i * 10_000 + (shift_us if rank == 3 else 0), dur_us)
-        tables.append(timeline.table(accelerator=accelerator))
-    return tables
+    tables = reducing_ranks(lambda rank, call: (call * 10_000 + shift_us * (rank == 3), dur_us), ranks=4)
+    return [replace(table, accelerator=accelerator) for table in tables]
 
 
 @pytest.mark.parametrize("shift_us", [10_000, 1000])
