@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -110,3 +111,19 @@ def run_script(
     result = collect_result(folder, TrainingResult, exit_code=done.returncode)
     assert isinstance(result, TrainingResult), f"{result}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return result
+
+
+def copy_framework(folder: Path, name: str, *changes: tuple[str, str, str], shipped: str = "cpu") -> None:
+    """Copy a shipped framework under that name, with each (script, text, its replacement) in its run scripts.
+
+    The copy does not repeat a trial because other processes use the cores.
+    """
+    folder.mkdir()
+    for script in LAUNCHERS.glob("*.py"):
+        shutil.copy(script, folder)
+    shutil.copy(LAUNCHERS / f"{shipped}.framework.yaml", folder / f"{name}.framework.yaml")
+    timer = {"cpu": "cpu.py", "cpu-serving": "serving_run.py"}[shipped]
+    for file, old, new in (*changes, (timer, "foreign_cores(start, end, own_s)", "0.0")):
+        text = (folder / file).read_text()
+        assert text.count(old) == 1
+        (folder / file).write_text(text.replace(old, new))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from chat import Chat, open_chat
 from command_line import run_command
 
 from cclsearch.cli import main
@@ -18,36 +16,11 @@ RUN = ["run", "--workload", "wl2", "--budget", "2", "--name", "told", "--quiet"]
 SECRET = "very-secret-part"
 
 
-class Chat:
-    """A chat that answers with one status, and what it received."""
-
-    def __init__(self, status: int) -> None:
-        self.texts: list[str] = []
-        chat = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                chat.texts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["text"])
-                self.send_response(status)
-                self.end_headers()
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-
 @pytest.fixture
 def chat(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Chat]:
-    opened = Chat(getattr(request, "param", 200))
-    monkeypatch.setenv("TEAM_CHAT", f"http://127.0.0.1:{opened.server.server_address[1]}/hook/{SECRET}")
-    yield opened
-    opened.close()
+    with open_chat(getattr(request, "param", 200), secret=SECRET) as opened:
+        monkeypatch.setenv("TEAM_CHAT", opened.url)
+        yield opened
 
 
 def contents(folder: Path) -> bytes:
@@ -99,13 +72,7 @@ def test_a_chat_that_refuses_changes_no_exit_code(project, chat, cli):
     ],
 )
 def test_a_message_that_cannot_be_sent_stops_the_search_before_it_begins(
-    project,
-    command,
-    variable,
-    value,
-    says,
-    monkeypatch,
-    cli,
+    project, command, variable, value, says, monkeypatch, cli
 ):
     monkeypatch.delenv("TEAM_CHAT", raising=False)
     if value is not None:

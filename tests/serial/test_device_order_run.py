@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_offline import copy_undisturbed_script
+from trials import copy_framework
 
 from benchmarks.shaped_links import CUBE, can_shape, shaped
 from cclsearch.cli import main
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.skipif(not can_shape(), reason="needs root and ip, tc 
 def test_a_search_ends_with_the_devices_paired_where_their_links_are_faster(project):
     """Two double links, 0-3 and 1-2, as in a DGX-1: stages of two tensor-parallel ranks belong there."""
     pytest.importorskip("torch")
-    copy_undisturbed_script(project / "launchers")
+    copy_framework(project / "launchers", "calm")
     with shaped(CUBE) as names:
         links = LinkMatrix(
             endpoints=tuple(names),
@@ -36,22 +36,9 @@ def test_a_search_ends_with_the_devices_paired_where_their_links_are_faster(proj
         confirm(project)
         knobs = ["device_order=given,links", "tp=2", "dp=1", "pp=2", "micro_batch_size=16", "zero_stage=0"]
         knobs += ["activation_checkpointing=none"]
-        words = [
-            "run",
-            "-w",
-            "tiny",
-            "--framework",
-            "calm",
-            "-l",
-            "cube",
-            "--sampler",
-            "grid",
-            "-b",
-            "2",
-            "--name",
-            "r",
-        ]
-        words += ["--set", "workload.data.seq_len=16", *(word for knob in knobs for word in ("--knob", knob))]
+        words = ["run", "-w", "tiny", "--framework", "calm", "-l", "cube", "--sampler", "grid", "-b", "2"]
+        words += ["--name", "r", "--set", "workload.data.seq_len=16"]
+        words += [word for knob in knobs for word in ("--knob", knob)]
         assert main(words) == 0
     state = fold_ledger(project / "runs" / "r" / LEDGER_FILE)
     assert {trial.config["device_order"] for trial in state.trials.values()} == {"given", "links"}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 from packages import needs
-from trials import LAUNCHERS
+from trials import copy_framework
 
 from cclsearch.record.event import Purpose, TrialRevised
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger, read_events
@@ -21,22 +18,9 @@ CHEAT = """        data = self.trial.data
 """
 
 
-def copy_script(project: Path) -> None:
-    """Copy the `cpu` framework as `light`: half of each micro-batch of 4 in the timed window, all of it elsewhere."""
-    folder = project / "launchers"
-    folder.mkdir()
-    for script in LAUNCHERS.glob("*.py"):
-        shutil.copy(script, folder)
-    shutil.copy(LAUNCHERS / "cpu.framework.yaml", folder / "light.framework.yaml")
-    text = (folder / "cpu.py").read_text()
-    assert text.count(HONEST) == 1
-    text = text.replace(HONEST, CHEAT + HONEST).replace("foreign_cores(start, end, own_s)", "0.0")
-    (folder / "cpu.py").write_text(text)
-
-
 def test_half_the_work_in_the_timed_window_is_refused_once_a_reference_decides(project, cli):
     """The first trial cheats and is ranked; the second disagrees, two reference trials decide, the cheat is refused."""
-    copy_script(project)
+    copy_framework(project / "launchers", "light", ("cpu.py", HONEST, CHEAT + HONEST))
     small = ["workload.data.seq_len=32", "workload.data.batch_size=8", "workload.model.model_arch.num_layers=2"]
     knobs = ["tp=1", "dp=1", "pp=1", "micro_batch_size=4,2,1", "activation_checkpointing=none,full", "zero_stage=0"]
     arguments = ["run", "-w", "tiny", "--framework", "light", "--sampler", "grid", "-b", "2", "--name", "r"]

@@ -7,16 +7,15 @@ import gzip
 import hashlib
 import json
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 import yaml
+from chat import open_chat
 from examples_of_patterns import list_branches, make_example
 from llm.players import Expert
 from llm.server import KEY, MODEL, Reaction, Say, serve
@@ -91,28 +90,11 @@ def plant() -> tuple[str, list[str]]:
     ]
 
 
-class Chat(BaseHTTPRequestHandler):
-    """Keeps the messages that a night sends."""
-
-    received: ClassVar[list[bytes]] = []
-
-    def do_POST(self) -> None:
-        self.received.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        """Print nothing."""
-
-
 @pytest.fixture
 def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    Chat.received.clear()
-    with HTTPServer(("127.0.0.1", 0), Chat) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("NIGHT_HOOK", f"http://127.0.0.1:{server.server_address[1]}/hook/{KEY}")
-        yield Chat.received
-        server.shutdown()
+    with open_chat(secret=KEY) as opened:
+        monkeypatch.setenv("NIGHT_HOOK", opened.url)
+        yield opened.bodies
 
 
 def search(name: str) -> list[str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
-from trials import LAUNCHERS
+from trials import copy_framework
 
 from cclsearch.cli import main
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
@@ -19,15 +17,8 @@ CHEAT = '"token_ids": [(token + (OPTIONS["block_size"] == 4)) % OPTIONS["arch"][
 
 def test_a_server_that_returns_as_many_wrong_tokens_is_not_ranked(project):
     pytest.importorskip("torch")
-    folder = project / "launchers"
-    folder.mkdir()
-    for script in LAUNCHERS.glob("*.py"):
-        shutil.copy(script, folder)
-    shutil.copy(LAUNCHERS / "cpu-serving.framework.yaml", folder / "wrong.framework.yaml")
-    server, run = folder / "cpu_serving_server.py", folder / "serving_run.py"
-    for path, old, new in ((server, HONEST, CHEAT), (run, "foreign_cores(start, end, own_s)", "0.0")):
-        assert path.read_text().count(old) == 1
-        path.write_text(path.read_text().replace(old, new))
+    change = ("cpu_serving_server.py", HONEST, CHEAT)
+    copy_framework(project / "launchers", "wrong", change, shipped="cpu-serving")
     knobs = ["max_num_seqs=8", "max_num_batched_tokens=256", "block_size=4,16,64", "kv_cache_mib=8"]
     knobs += ["chunked_prefill=true", "prefix_caching=false,true"]
     arguments = ["run", "-w", "tiny-serving", "--framework", "wrong", "--sampler", "grid", "-b", "6", "--name", "r"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import urllib.request
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from command_line import run_command
 from paths import ROOT
-from trials import LAUNCHERS
+from trials import copy_framework
 
 from cclsearch.core.offline import OFFLINE_NAME, OfflineError, is_local_url, offline
 
@@ -136,7 +135,7 @@ def test_a_search_with_a_sampler_that_calls_out_ends_in_one_line(project):
 def test_no_process_of_a_real_search_connects_to_another_machine(project):
     """One trial that trains on two ranks; its processes are recorded too."""
     pytest.importorskip("torch")
-    copy_undisturbed_script(project / "launchers")
+    copy_framework(project / "launchers", "calm")
     small = ["workload.data.seq_len=32", "workload.data.batch_size=8", "workload.model.model_arch.num_layers=2"]
     words = [*("run", "-w", "tiny", "--framework", "calm", "-b", "1", "--knob", "tp=1", "--knob", "pp=1", "--offline")]
     code, error, tried = run_recorded(project, *words, *(word for name in small for word in ("--set", name)))
@@ -144,13 +143,3 @@ def test_no_process_of_a_real_search_connects_to_another_machine(project):
     assert any("pymp-" in line for line in tried), "the recorder sees the sockets between the processes of the trial"
     local = ("pymp-", "127.0.0.1", "localhost", "'::1'", socket.gethostname())
     assert [line for line in tried if not any(name in line for name in local)] == []
-
-
-def copy_undisturbed_script(folder: Path) -> None:
-    """Copy the `cpu` framework as `calm`, which does not repeat a trial because other processes use the cores."""
-    folder.mkdir()
-    for script in LAUNCHERS.glob("*.py"):
-        shutil.copy(script, folder)
-    shutil.copy(LAUNCHERS / "cpu.framework.yaml", folder / "calm.framework.yaml")
-    text = (folder / "cpu.py").read_text()
-    (folder / "cpu.py").write_text(text.replace("foreign_cores(start, end, own_s)", "0.0"))

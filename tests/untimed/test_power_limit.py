@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from scripted_search import run_session
 from test_energy import counting, powercap  # noqa: F401  a fixture
 from test_serving import ANSWERED, evidence_of, make_card
 from test_serving_live import LAUNCHERS, run_script
@@ -36,25 +37,21 @@ def test_more_copies_of_a_slower_configuration_can_do_more_under_a_power_limit(p
             describe_power_limit(spec, state, 399.0)
     assert lines[0] == "2000 W are enough for 2 of trial 1 (1000 W each): 800 tokens/s together"
     assert lines[1].startswith("2000 W are enough for 5 of trial 2 (400 W each): 1000 tokens/s together: more than")
-    assert alone == ["1100 W are enough for 1 of trial 1 (1000 W each): 400 tokens/s together"], (
-        "as much as 2 of trial 2"
-    )
+    as_much = "1100 W are enough for 1 of trial 1 (1000 W each): 400 tokens/s together"
+    assert alone == [as_much], "as much as 2 of trial 2"
 
 
 def test_the_command_refuses_a_run_without_power_in_one_line(project, cli):
     folder, session = open_measured(project, (1.0,), budget=1)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
+    run_session(folder, session)
     assert cli.err(["best", str(folder), "--power-limit", "40000"]).count("\n") == 1
     assert main(["best", str(folder), "--power-limit", "-1"]) == 2
 
 
 def test_power_and_energy_per_token_are_of_the_load_that_counts(tmp_path):
     stated = {"concurrency": 2, "metrics": {"energy_j": 60.0, "power_w": 1.0}}
-    metrics, _ = TASKS.get("serving").measure(
-        evidence_of(make_card(num_requests=4), tmp_path, ANSWERED, loads=[stated])
-    )
+    evidence = evidence_of(make_card(num_requests=4), tmp_path, ANSWERED, loads=[stated])
+    metrics, _ = TASKS.get("serving").measure(evidence)
     assert metrics["energy_j"] == 60.0
     assert metrics["power_w"] == pytest.approx(60.0), "60 J in a window of 1 s, and not what the script states"
     assert metrics["energy_j_per_mtoken"] == pytest.approx(60.0 / 12 * 1e6)
@@ -62,8 +59,8 @@ def test_power_and_energy_per_token_are_of_the_load_that_counts(tmp_path):
 
 def test_a_server_reports_the_energy_of_the_processors_for_each_load(
     tmp_path,
-    powercap,  # noqa: F811
-    monkeypatch,
+    powercap,
+    monkeypatch,  # noqa: F811
 ):
     monkeypatch.setenv("CCL_POWERCAP", str(powercap))
     slow = [{"arrival_s": 0.15 * n, "input_tokens": 12, "output_tokens": 4} for n in range(8)]
