@@ -59,8 +59,8 @@ def test_power_and_energy_per_token_are_of_the_load_that_counts(tmp_path):
 
 def test_a_server_reports_the_energy_of_the_processors_for_each_load(
     tmp_path,
-    powercap,
-    monkeypatch,  # noqa: F811
+    powercap,  # noqa: F811
+    monkeypatch,
 ):
     monkeypatch.setenv("CCL_POWERCAP", str(powercap))
     slow = [{"arrival_s": 0.15 * n, "input_tokens": 12, "output_tokens": 4} for n in range(8)]
