@@ -1,19 +1,16 @@
 """Scans a large trace in several threads: the C library runs without Python's lock.
 
-The text is cut into parts that end between two events. Of a plain file, every thread reads the parts that it scans; of
-a packed file, one thread at a time unpacks a part. What was scanned is added to the table in the order of the file,
-mostly by the thread that scanned it. If a part is refused, the reader reads on from there in order; the table is the
-same with any number of threads.
+The text is cut into parts that end between two events. Of a plain file, every thread reads the parts that it scans; a
+packed file is unpacked by the reader's thread, which also adds what was scanned to the table, in the order of the file.
+If a part is refused, the reader reads on from there in order; the table is the same with any number of threads.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,9 +30,6 @@ PARTS_LEFT = 2
 # Python's work on a part takes 0.2 to 0.4 ms, the scan of so many about 1.2 ms.
 MIN_PART_BLOCKS = 4
 """Number of blocks in the last parts."""
-# A thread that returns from the C library must not wait 5 ms for the lock.
-SWITCH_S = 2e-4
-"""`sys.setswitchinterval` while scanning."""
 END_BYTES = 1 << 16
 """Size of the text in which the last event of a part is sought first."""
 
@@ -66,7 +60,6 @@ class Part:
         self.text = bytearray(2 * cutting.block_bytes)
         self.stop = self.reached = 0
         """Its end, and the end of its accepted text: positions in the file, for a packed file in `text`."""
-        self.is_scanned = False
 
 
 class Parts(Protocol):
@@ -162,89 +155,31 @@ class ScanParts:
     def __init__(self, parts: Parts, threads: int) -> None:
         self._parts = parts
         self._threads = threads
-        self._free: list[Part] = []
-        self._begun: deque[Part] = deque()
-        """Parts that were not used yet, in the order of the file."""
-        self._is_last = self._is_using = False
-        # Unpacking a part takes as long as scanning it, and other threads scan meanwhile.
-        self._cutting = threading.Lock()
-        """Held while a part is cut."""
-        self._changed = threading.Condition()
 
-    def scan_all(self, use: Callable[[ScannedPiece], None], between: Callable[[], None]) -> None:
-        """Call `use` with columns in the order of the file: in any of the threads, but in one at a time.
+    def scan_all(self, use: Callable[[ScannedPiece], None]) -> None:
+        """Call `use` in this thread with the columns of each part, in the order of the file, while others scan.
 
-        `between` is called between two parts, in any number of threads at a time. Afterwards the stream gives the text
-        that was not used.
+        Afterwards the stream gives the text that was not used.
         """
-        patience_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(SWITCH_S, patience_s))
-        try:
-            with ThreadPoolExecutor(self._threads - 1) as pool:
-                others = [pool.submit(self._scan_parts, use, between) for _ in range(self._threads - 1)]
-                self._scan_parts(use, between)
-                for other in others:
-                    other.result()
-        finally:
-            sys.setswitchinterval(patience_s)
-        self._parts.give_back(self._begun)
-
-    def _scan_parts(self, use: Callable[[ScannedPiece], None], between: Callable[[], None]) -> None:
-        try:
-            while (part := self._begin()) is not None:
-                self._parts.scan(part)
-                self._use_scanned(part, use)
-                between()
-        except BaseException:
-            self._stop()
-            raise
-
-    def _begin(self) -> Part | None:
-        """Return the next part; None after the last one."""
-        with self._cutting:
-            with self._changed:
-                while not self._is_last and not self._free and len(self._begun) > self._threads:
-                    self._changed.wait()
-                if self._is_last:
-                    return None
-                part = self._free.pop() if self._free else Part(self._parts.cutting)
-            part.is_scanned = False
-            found = self._parts.cut(part)
-            with self._changed:
-                if found:
-                    self._begun.append(part)
-                    return part
-                self._is_last = True
-                return None
-
-    def _use_scanned(self, part: Part, use: Callable[[ScannedPiece], None]) -> None:
-        """Use the next parts, mostly this one; do nothing if another thread uses one."""
-        # This part is still in this core's cache.
-        with self._changed:
-            part.is_scanned = True
-            if self._is_using:
-                return
-            self._is_using = True
-        while (first := self._first_scanned()) is not None:
-            piece = first.scanner.take()
-            if piece is not None:
-                use(piece)
-            if first.reached < first.stop:
-                self._stop()
-                continue
-            with self._changed:
-                self._free.append(self._begun.popleft())
-                self._changed.notify_all()
-
-    def _first_scanned(self) -> Part | None:
-        with self._changed:
-            if not self._parts.cutting.cancel.value and self._begun and self._begun[0].is_scanned:
-                return self._begun[0]
-            self._is_using = False
-            return None
-
-    def _stop(self) -> None:
-        """Let all threads end: the rest of the file is not needed."""
-        with self._changed:
-            self._parts.cutting.cancel.value, self._is_last = 1, True
-            self._changed.notify_all()
+        free: list[Part] = []
+        begun: deque[tuple[Part, Future[None]]] = deque()
+        is_last = False
+        with ThreadPoolExecutor(self._threads) as pool:
+            try:
+                while begun or not is_last:
+                    while not is_last and len(begun) <= self._threads:
+                        part = free.pop() if free else Part(self._parts.cutting)
+                        is_last = not self._parts.cut(part)
+                        if not is_last:
+                            begun.append((part, pool.submit(self._parts.scan, part)))
+                    if begun:
+                        part, scanning = begun[0]
+                        scanning.result()
+                        if piece := part.scanner.take():
+                            use(piece)
+                        if part.reached < part.stop:
+                            break
+                        free.append(begun.popleft()[0])
+            finally:
+                self._parts.cutting.cancel.value = 1
+        self._parts.give_back([part for part, _ in begun])

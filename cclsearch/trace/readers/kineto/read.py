@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -38,26 +36,13 @@ class ScannedPieces:
     def __init__(self, builder: KinetoBuilder) -> None:
         self._builder = builder
         self._rows_of: dict[PieceScanner, ScannedRows] = {}
-        self._kernels: deque[str] = deque()
-        self._classifying = threading.Lock()
 
     def add(self, piece: ScannedPiece) -> None:
         """Append the rows of the piece."""
         if piece.scanner not in self._rows_of:
             self._rows_of[piece.scanner] = ScannedRows(self._builder, piece.scanner)
-        self._kernels.extend(self._rows_of[piece.scanner].add(piece))
-
-    def classify(self) -> None:
-        """Find the classes of the names of kernels that were added; the table asks for them again.
-
-        One thread does it, because Python runs in one at a time.
-        """
-        if self._classifying.acquire(blocking=False):
-            try:
-                while self._kernels:
-                    kernel_class(self._kernels.popleft())
-            finally:
-                self._classifying.release()
+        for name in self._rows_of[piece.scanner].add(piece):
+            kernel_class(name)  # while other threads scan: the table asks for it again
 
 
 class ScannedRows:
@@ -146,7 +131,7 @@ def read_chrome_json(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         scanned = ScannedPieces(builder)
         for batch in reader:
             if isinstance(batch, ScanParts):
-                batch.scan_all(scanned.add, scanned.classify)
+                batch.scan_all(scanned.add)
             elif builder.base_us is None and is_xla(reader, batch):
                 break
             elif isinstance(batch, list):
