@@ -183,18 +183,17 @@ def page_script() -> str:
     return bundled.replace("</script", "<\\/script") + "\n" + SCRIPT.read_text(encoding="utf-8")
 
 
-def render_svg(chart: Chart, *, dark: bool = False, width: int = WIDTH) -> str:
+def render_svg(chart: Chart, *, dark: bool = False) -> str:
     """The chart as SVG text that needs nothing else."""
     import vl_convert
 
-    svg: str = vl_convert.vegalite_to_svg(paint(chart, dark=dark, width=width), allowed_base_urls=[])
+    svg: str = vl_convert.vegalite_to_svg(paint(chart, dark=dark), allowed_base_urls=[])
     return svg
 
 
-def render_png(chart: Chart, *, dark: bool = False, width: int = WIDTH, scale: float = 2.0) -> bytes:
+def render_png(chart: Chart, *, dark: bool = False, scale: float = 2.0) -> bytes:
     """The chart as a PNG with `scale` pixels per unit of width."""
     import vl_convert
 
-    spec = paint(chart, dark=dark, width=width)
-    png: bytes = vl_convert.vegalite_to_png(spec, scale=scale, allowed_base_urls=[])
+    png: bytes = vl_convert.vegalite_to_png(paint(chart, dark=dark), scale=scale, allowed_base_urls=[])
     return png

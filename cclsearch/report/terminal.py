@@ -21,11 +21,11 @@ SOURCES = {"default": "surrogate", "pareto": "surrogate", "llm": "LLM", "policy"
 Watcher = Callable[[Event, RunState], None]
 
 
-def watch_json(stream: IO[str] | None = None) -> Watcher:
+def watch_json() -> Watcher:
     """A watcher that prints each event as one JSON line."""
 
     def watch(event: Event, state: RunState) -> None:
-        print(EVENT.dump_json(event).decode(), file=stream or sys.stdout, flush=True)
+        print(EVENT.dump_json(event).decode(), flush=True)
 
     return watch
 

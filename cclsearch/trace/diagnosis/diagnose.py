@@ -129,7 +129,7 @@ def _find_reason(trace: TraceView) -> Reason | None:
     return trace.trace_set.reason
 
 
-def find_top_collectives(trace: TraceView, count: int = NUM_TOP) -> tuple[NamedSeconds, ...]:
+def find_top_collectives(trace: TraceView) -> tuple[NamedSeconds, ...]:
     """Return the collectives, by kind and group, that cover the most seconds per step (mean over ranks)."""
     totals: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
@@ -139,7 +139,7 @@ def find_top_collectives(trace: TraceView, count: int = NUM_TOP) -> tuple[NamedS
             if seconds > 0:
                 totals[name] += seconds / len(trace.ranks)
                 calls[name] += len(view.in_windows(rows)) / len(view.windows.spans_W2) / len(trace.ranks)
-    top = sorted(totals, key=lambda name: -totals[name])[:count]
+    top = sorted(totals, key=lambda name: -totals[name])[:NUM_TOP]
     return tuple(NamedSeconds(name=name, seconds=totals[name], count=calls[name]) for name in top)
 
 

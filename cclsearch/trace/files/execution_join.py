@@ -63,9 +63,9 @@ class _IdBuilder(KinetoBuilder):
         self.process_ids.update(event.pid for event in events if isinstance(event, Meta) and isinstance(event.pid, int))
 
 
-def read_record_ids(path: Path, limits: ReadLimits | None = None) -> RecordIds:
+def read_record_ids(path: Path) -> RecordIds:
     """Read a Kineto trace a second time, for the ids that its table does not keep; raises TraceError or OSError."""
-    limits = limits or ReadLimits()
+    limits = ReadLimits()
     with ByteStream(path, limits) as stream:
         reader = EventReader(stream, limits)
         builder = _IdBuilder(reader, limits)

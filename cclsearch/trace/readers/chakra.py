@@ -10,13 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-
-import numpy as np
 
 from cclsearch.trace.events import Collective, CollectiveKind, DeviceInfo, EventTable, Kind, Reason
 from cclsearch.trace.names.kinds import classify_collective
-from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
 from cclsearch.trace.readers.protobuf_wire import (
     Buffer,
@@ -138,7 +134,6 @@ def _build(nodes: list[_Node], metadata: Attributes, source: str, *, is_timed: b
     is_cpu = all(node.integer("is_cpu_op", 0) for node in nodes)
     rows: list[NsysRow] = []
     host: list[NsysRow] = []
-    calls: dict[int, Collective] = {}
     for node in nodes:
         start_ns, kind = node.start_us * 1000 + node.place, _KINDS[node.type]
         row = NsysRow(kind, start_ns, start_ns + node.duration_ns, node.name, max(node.integer("stream", 0), 0))
@@ -149,32 +144,20 @@ def _build(nodes: list[_Node], metadata: Attributes, source: str, *, is_timed: b
         size = node.integer("tensor_size")
         row.bytes = size if kind == Kind.MEMCPY and 0 <= size < 2**62 else -1
         if kind == Kind.COMM:
-            calls[len(rows)] = _collective(node, is_own=metadata.get("producer") == _OWN_PRODUCER)
+            row.call = _collective(node, is_own=metadata.get("producer") == _OWN_PRODUCER)
         rows.append(row)
     if not rows and is_timed:
         raise TraceError(Reason.NO_GPU_EVENTS, "contains no node of a device")
     table = build_nsys_table(rows, host, DeviceInfo(0), base_ns=0, source=source)
     rank, world = metadata.get("rank"), metadata.get("world_size")
     return replace(
-        _with_collectives(table, calls),
+        table,
         format="chakra",
         is_timed=is_timed,
         accelerator="cpu" if is_cpu else "gpu",
         rank=rank if isinstance(rank, int) and 0 <= rank < 2**31 else -1,
         world_size=world if isinstance(world, int) and 0 < world < 2**31 else None,
     )
-
-
-def _with_collectives(table: EventTable, calls: dict[int, Collective]) -> EventTable:
-    """Return the table with the nodes' own data on their collectives; kernels known by name only keep the name's."""
-    if not calls:
-        return table
-    numbers = Interner()
-    at, old = table.sparse["coll_id"]
-    columns = zip(at.tolist(), old.tolist(), strict=True)
-    values = [numbers[calls[row] if row in calls else table.collectives[number]] for row, number in columns]
-    sparse = {**table.sparse, "coll_id": (at, np.array(values, np.int32))}
-    return replace(table, collectives=tuple(numbers), sparse=MappingProxyType(sparse))
 
 
 def _collective(node: _Node, *, is_own: bool) -> Collective:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cclsearch.trace.events import DeviceInfo, EventTable, Kind, LaunchShape, Step
+from cclsearch.trace.events import Collective, DeviceInfo, EventTable, Kind, LaunchShape, Step
 from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.names.kinds import classify_kernel
 from cclsearch.trace.names.step_markers import MarkerSpan, steps_of_marks
@@ -36,6 +36,8 @@ class NsysRow:
     corr: int = -1
     bytes: int = -1
     grid: tuple[int, int, int, int] | None = None
+    call: Collective | None = None
+    """The collective of a communication row; None if only its name is known."""
 
 
 def build_nsys_table(
@@ -77,7 +79,7 @@ def build_nsys_table(
     sized = np.array([n for n, row in enumerate(rows) if row.bytes >= 0], np.int32)
     sparse: dict[str, Any] = {
         "launch": (device_rows.astype(np.int32), launch),
-        "coll_id": (comm, calls.numbers_of([rows[n].name for n in comm], len(comm))),
+        "coll_id": (comm, calls.numbers_of([rows[n].call or rows[n].name for n in comm], len(comm))),
         "grid_id": (with_grid, grids.numbers_of(shapes, len(shapes))),
         "bytes": (sized, np.array([rows[n].bytes for n in sized], np.int64)),
     }
@@ -88,7 +90,7 @@ def build_nsys_table(
         **columns,
         names=tuple(names),
         name_class=classes,
-        collectives=tuple(collective_from_name(name) for name in calls),
+        collectives=tuple(collective_from_name(call) if isinstance(call, str) else call for call in calls),
         grids=tuple(LaunchShape(*shape) for shape in grids),
         threads=tuple(str(thread) for thread in threads),
         steps=mark_incomplete_steps(steps, columns["step_id"], launch, launches),

@@ -155,11 +155,11 @@ class ByteStream:
             raise TraceError(Reason.TOO_LARGE, f"unpacks to more than {self._limits.ratio} times its size")
 
 
-def read_head(path: Path, size: int = HEAD_BYTES) -> bytes:
+def read_head(path: Path) -> bytes:
     """Return the first bytes of the file, unpacked; none if it cannot be read."""
     try:
         with ByteStream(path, ReadLimits()) as stream:
-            block = bytearray(size)
+            block = bytearray(HEAD_BYTES)
             return bytes(block[: stream.readinto(memoryview(block))])
     except OSError:
         return b""
