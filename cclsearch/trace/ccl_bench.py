@@ -66,14 +66,11 @@ class Alias:
 
 
 _COLLECTIVES: Mapping[str, Iterable[CollectiveKind]] = {
-    "allreduce": (CollectiveKind.ALL_REDUCE,),
-    "allgather": (CollectiveKind.ALL_GATHER,),
-    "reducescatter": (CollectiveKind.REDUCE_SCATTER,),
-    "alltoall": (CollectiveKind.ALL_TO_ALL,),
-    "broadcast": (CollectiveKind.BROADCAST,),
-    "reduce": (CollectiveKind.REDUCE,),
-    "gather": (CollectiveKind.GATHER,),
-    "scatter": (CollectiveKind.SCATTER,),
+    **{
+        str(kind).replace("_", ""): (kind,)
+        for kind in CollectiveKind
+        if kind not in (*POINT_TO_POINT, CollectiveKind.BARRIER, CollectiveKind.UNKNOWN)
+    },
     "peertopeer": POINT_TO_POINT,
     "sendrecv": POINT_TO_POINT,
 }

@@ -11,17 +11,8 @@ import numpy as np
 from cclsearch.trace.events import POINT_TO_POINT, Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.files.cache import release_memory
 from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.names.kinds import BLOCKING
 
-_BLOCKING = frozenset(
-    {
-        CollectiveKind.ALL_REDUCE,
-        CollectiveKind.ALL_GATHER,
-        CollectiveKind.REDUCE_SCATTER,
-        CollectiveKind.ALL_TO_ALL,
-        CollectiveKind.BARRIER,
-    }
-)
-"""Collectives that no rank leaves before the last rank has entered."""
 MAX_CLOCK_ERROR_NS = 200_000
 """Difference of the ends of blocking collectives above which the clocks count as not aligned."""
 MAX_MISALIGNED_SHARE = 0.5
@@ -314,7 +305,7 @@ def share_clock(tables: Iterable[EventTable]) -> bool:
 
 def blocking_groups(table: EventTable, rank: int, world_size: int) -> frozenset[GroupKey]:
     """Return the groups in which this rank calls blocking collectives."""
-    found = (_group_of(rank, call, table, world_size) for call in table.collectives if call.kind in _BLOCKING)
+    found = (_group_of(rank, call, table, world_size) for call in table.collectives if call.kind in BLOCKING)
     return frozenset(placed[0] for placed in found if placed)
 
 
@@ -340,7 +331,7 @@ def _blocking_of(groups: Sequence[MatchedGroup]) -> list[BlockingCalls]:
 
 
 def _blocking_columns(group: MatchedGroup) -> Int64s:
-    return np.array([k for k, call in enumerate(group.calls_K) if call.kind in _BLOCKING], dtype=np.int64)
+    return np.array([k for k, call in enumerate(group.calls_K) if call.kind in BLOCKING], dtype=np.int64)
 
 
 def _fit_offsets(blocking: Sequence[BlockingCalls]) -> dict[int, int]:

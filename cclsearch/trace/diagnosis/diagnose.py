@@ -17,29 +17,18 @@ from cclsearch.trace.names.kernels import kernel_family
 from cclsearch.trace.view import TraceView
 
 NUM_TOP = 3
-EVIDENCE = {
-    Cause.COMPUTE: "compute_frac",
-    Cause.EXPOSED_TRANSFER: "exposed_comm_frac",
-    Cause.EXPOSED_WAIT: "comm_wait_frac",
-    Cause.MEMORY_COPIES: "exposed_mem_frac",
-    Cause.HOST_IDLE: "idle_cause",
-    Cause.LAUNCH_IDLE: "idle_cause",
-    Cause.UNKNOWN_IDLE: "idle_frac",
-    Cause.BUBBLE: "pipeline_bubble",
-    Cause.IMBALANCE: "compute_imbalance",
+_CAUSES = {
+    Cause.COMPUTE: ("compute", "compute_frac"),
+    Cause.EXPOSED_TRANSFER: ("exposed data transfer", "exposed_comm_frac"),
+    Cause.EXPOSED_WAIT: ("waiting for late ranks in collectives", "comm_wait_frac"),
+    Cause.MEMORY_COPIES: ("exposed memory copies", "exposed_mem_frac"),
+    Cause.HOST_IDLE: ("device idle time (waiting for the host)", "idle_cause"),
+    Cause.LAUNCH_IDLE: ("device idle time (launch overhead)", "idle_cause"),
+    Cause.UNKNOWN_IDLE: ("device idle time (cause unknown)", "idle_frac"),
+    Cause.BUBBLE: ("pipeline bubble", "pipeline_bubble"),
+    Cause.IMBALANCE: ("imbalance between ranks", "compute_imbalance"),
 }
-"""Cause -> the metric that measures it."""
-_CAUSE_NAMES = {
-    Cause.COMPUTE: "compute",
-    Cause.EXPOSED_TRANSFER: "exposed data transfer",
-    Cause.EXPOSED_WAIT: "waiting for late ranks in collectives",
-    Cause.MEMORY_COPIES: "exposed memory copies",
-    Cause.HOST_IDLE: "device idle time (waiting for the host)",
-    Cause.LAUNCH_IDLE: "device idle time (launch overhead)",
-    Cause.UNKNOWN_IDLE: "device idle time (cause unknown)",
-    Cause.BUBBLE: "pipeline bubble",
-    Cause.IMBALANCE: "imbalance between ranks",
-}
+"""Cause -> its name in sentences, and the metric that measures it."""
 
 
 class NamedSeconds(Model):
@@ -99,7 +88,7 @@ def diagnose_trace(trace: TraceView) -> Diagnosis:
         window_s=sum(causes.values()),
         is_step=is_step,
         bottleneck=bottleneck,
-        evidence_metric=EVIDENCE[bottleneck],
+        evidence_metric=_CAUSES[bottleneck][1],
         seconds_by_cause=causes,
         seconds_by_rank=by_rank,
         shown_rank=None if have_periods(trace) or len(by_rank) < 2 else max(lengths, key=lambda rank: lengths[rank]),
@@ -158,7 +147,7 @@ def _is_on_cpus(trace: TraceView) -> bool:
 
 def _name_cause(cause: Cause, trace: TraceView) -> str:
     """Return the cause in words; on CPUs no device waits for a host."""
-    return "idle time" if cause is Cause.HOST_IDLE and _is_on_cpus(trace) else _CAUSE_NAMES[cause]
+    return "idle time" if cause is Cause.HOST_IDLE and _is_on_cpus(trace) else _CAUSES[cause][0]
 
 
 def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:

@@ -16,6 +16,7 @@ from cclsearch.core.text import one_line
 from cclsearch.trace.collectives import count_unsized, group_label
 from cclsearch.trace.diagnosis.causes import median_window
 from cclsearch.trace.events import POINT_TO_POINT, Collective, CollectiveKind, EventTable, Kind
+from cclsearch.trace.readers.chakra import COMM_TYPES
 from cclsearch.trace.view import NO_TIMES, RankView, TraceView
 from cclsearch.trace.whatif.graph import RankGraph, build_graph
 
@@ -74,18 +75,6 @@ _COMP_NODE, _SEND_NODE, _RECV_NODE, _COLL_NODE = 4, 5, 6, 7
 _MEM_LOAD_NODE = 2
 _INT64, _UINT64, _BOOL, _STRING = 9, 13, 27, 29
 """Fields of `AttributeProto` by the type of the value."""
-_COMM_TYPES = {
-    CollectiveKind.ALL_REDUCE: 0,
-    CollectiveKind.REDUCE: 1,
-    CollectiveKind.ALL_GATHER: 2,
-    CollectiveKind.GATHER: 3,
-    CollectiveKind.SCATTER: 4,
-    CollectiveKind.BROADCAST: 5,
-    CollectiveKind.ALL_TO_ALL: 6,
-    CollectiveKind.REDUCE_SCATTER: 7,
-    CollectiveKind.BARRIER: 9,
-}
-"""`CollectiveCommType` of the schema."""
 
 
 def export_chakra(trace: TraceView, folder: Path) -> list[Path]:
@@ -204,8 +193,8 @@ def _attributes(
         if size >= 0:
             yield _int_attr("tensor_size", size, _UINT64)
         return
-    if call.kind in _COMM_TYPES:
-        yield _int_attr("comm_type", _COMM_TYPES[call.kind])
+    if call.kind in COMM_TYPES:
+        yield _int_attr("comm_type", COMM_TYPES.index(call.kind))
     if call.message_bytes is not None:
         yield _int_attr("comm_size", call.message_bytes)
     yield _int_attr("transfer_ns", int(graph.transfer_ns[i]))

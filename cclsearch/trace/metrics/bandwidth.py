@@ -258,12 +258,7 @@ def measure_hockney_fit(trace: TraceView) -> Draft:
         )
     main = max(fits, key=lambda key: fits[key].seconds)
     described: dict[str, JsonValue] = {
-        " ".join(key): {
-            "alpha_s": fit.alpha_s,
-            "beta_bytes_per_s": fit.beta_bytes_per_s,
-            "num_sizes": fit.num_sizes,
-            "num_samples": fit.num_samples,
-        }
+        " ".join(key): {name: value for name, value in vars(fit).items() if name != "seconds"}
         for key, fit in fits.items()
     }
     inputs: dict[str, JsonValue] = {"main": " ".join(main), "alpha_s": fits[main].alpha_s, "fits": described}

@@ -17,7 +17,7 @@ from cclsearch.trace.flops import find_flops
 from cclsearch.trace.intervals import Int64s, total_ns
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.steps import measure_step_time, require_card
-from cclsearch.trace.names.kernels import ComputeClass
+from cclsearch.trace.names.kernels import PRODUCTS
 from cclsearch.trace.result import if_available, mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView, require_windows
 
@@ -176,8 +176,6 @@ class AchievedFlops:
         return self.flops / self.seconds
 
 
-_PRODUCTS = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION, ComputeClass.MOE)
-"""Classes of kernels with matrix products."""
 MIN_COVERAGE = 0.95
 """Figures over a smaller share of the matrix products' time are partial."""
 
@@ -203,7 +201,7 @@ def _coverage(view: RankView, counted: Int64s) -> float | None:
     if view.table.accelerator == "cpu":  # its operators enclose each other: one of them may be a part of another
         return None
     kernels = view.in_windows(view.compute_kernels)
-    products = kernels[np.isin(view.table.name_class[view.table.name_id[kernels]], _PRODUCTS)]
+    products = kernels[np.isin(view.table.name_class[view.table.name_id[kernels]], PRODUCTS)]
     every = total_ns(view.merge_rows(np.union1d(products, counted)))
     return total_ns(view.merge_rows(counted)) / every if every else None
 

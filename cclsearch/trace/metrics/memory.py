@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 from pydantic import JsonValue
@@ -46,13 +47,13 @@ def measure_mem_copy_bw(trace: TraceView) -> Draft:
     all directions). Directions use different links, so they are never mixed. Kernels with `copy` in their names are not
     copies."""
     found = {rank: _copies_by_direction(view) for rank, view in trace.ranks.items()}
-    total: dict[str, list[int]] = {}
+    moved_of: Counter[str] = Counter()
+    ns_of: Counter[str] = Counter()
     for by_direction in found.values():
         for label, (moved, ns) in by_direction.items():
-            sums = total.setdefault(label, [0, 0])
-            sums[0] += moved
-            sums[1] += ns
-    direction = next((label for label in _DIRECTION_PRIORITY if label in total), None)
+            moved_of[label] += moved
+            ns_of[label] += ns
+    direction = next((label for label in _DIRECTION_PRIORITY if label in ns_of), None)
     if direction is None:
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no memory copy records its bytes")
     rates: dict[int, float | None] = {}
@@ -61,9 +62,9 @@ def measure_mem_copy_bw(trace: TraceView) -> Draft:
         rates[rank] = moved / ns if ns else None
     inputs: dict[str, JsonValue] = {
         "direction": direction,
-        "by_direction_gbps": {label: moved / ns for label, (moved, ns) in total.items()},
-        "by_direction_bytes": {label: moved for label, (moved, _) in total.items()},
-        "by_direction_s": {label: ns / 1e9 for label, (_, ns) in total.items()},
+        "by_direction_gbps": {label: moved_of[label] / ns for label, ns in ns_of.items()},
+        "by_direction_bytes": dict(moved_of),
+        "by_direction_s": {label: ns / 1e9 for label, ns in ns_of.items()},
     }
     return mean_over_ranks(rates, inputs, detail=f"{direction} copies")
 

@@ -207,6 +207,8 @@ class ComputeClass(IntEnum):
     """State-space models and linear attention."""
 
 
+PRODUCTS = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION, ComputeClass.MOE)
+"""Classes of kernels with matrix products."""
 FILE_NAME = "kernel_classes.csv"
 VARIABLE = "CCL_KERNEL_CLASSES"
 CLASSES = ("communication", "memory", *(member.name.lower() for member in ComputeClass))

@@ -27,6 +27,13 @@ KINETO_KINDS = {category: kind for kind, names in _KINETO_CATEGORIES.items() for
 """Kineto's categories, of 2021 and of today; events of other categories (`python_function`, `Trace`) are dropped."""
 
 UNSUPPORTED_PREFIX = "mtia_"
+BLOCKING = frozenset(
+    {
+        *(CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER),
+        *(CollectiveKind.ALL_TO_ALL, CollectiveKind.BARRIER),
+    }
+)
+"""Collectives that no rank leaves before the last rank has entered."""
 
 _FILL = re.compile(r"fill|memset", re.IGNORECASE)
 

@@ -33,12 +33,12 @@ _KINDS = {
 }
 _INTEGERS, _STRING = (7, 9, 11, 13, 27), 29
 """Fields of `AttributeProto` with a varint, and with a string."""
-_COMM_TYPES = (
+COMM_TYPES = (
     *(CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.GATHER),
     *(CollectiveKind.SCATTER, CollectiveKind.BROADCAST, CollectiveKind.ALL_TO_ALL, CollectiveKind.REDUCE_SCATTER),
     *(CollectiveKind.REDUCE_SCATTER, CollectiveKind.BARRIER),
 )
-"""By `CollectiveCommType`."""
+"""By `CollectiveCommType` of the schema."""
 _OWN_PRODUCER = "ccl-search"
 _MAX_US = 2**62 // 1000 - 1
 
@@ -162,7 +162,7 @@ def _build(nodes: list[_Node], metadata: Attributes, source: str, *, is_timed: b
 
 def _collective(node: _Node, *, is_own: bool) -> Collective:
     number = node.integer("comm_type")
-    kind = _COMM_TYPES[number] if 0 <= number < len(_COMM_TYPES) else classify_collective(node.name)
+    kind = COMM_TYPES[number] if 0 <= number < len(COMM_TYPES) else classify_collective(node.name)
     peer = None
     if node.type in (_SEND, _RECV):
         kind = CollectiveKind.SEND if node.type == _SEND else CollectiveKind.RECV

@@ -24,7 +24,7 @@ from cclsearch.network.topology import Array, Ids, TieredNetwork
 from cclsearch.trace.collectives import count_unsized
 from cclsearch.trace.events import POINT_TO_POINT, Collective, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
-from cclsearch.trace.names.kernels import ComputeClass
+from cclsearch.trace.names.kernels import PRODUCTS
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif.graph import RankGraph
 from cclsearch.trace.whatif.projection import Replay
@@ -32,7 +32,6 @@ from cclsearch.trace.whatif.timing import Event, StepTimer
 
 MAX_EVENTS = 300_000
 """Number of events of all ranks above which the slowest rank represents all."""
-_BY_FLOPS = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION, ComputeClass.MOE)
 
 
 @dataclass(eq=False)
@@ -171,7 +170,7 @@ class ClusterReplay:
         factor = np.ones(len(graph.rows))
         classes = table.name_class[table.name_id[graph.rows]]
         is_compute = graph.kind == Kind.COMPUTE
-        factor[is_compute] = np.where(np.isin(classes[is_compute], _BY_FLOPS), speeds.flops, speeds.memory)
+        factor[is_compute] = np.where(np.isin(classes[is_compute], PRODUCTS), speeds.flops, speeds.memory)
         factor[np.isin(graph.kind, (Kind.MEMCPY, Kind.MEMSET))] = speeds.copies
         return np.asarray((graph.end_ns - graph.start_ns) / 1e9 / factor)
 

@@ -49,38 +49,23 @@ _COUNTS = (
     *("events", "rows", "sizes", "blocks", "externals", "grids", "shaped", "calls", "firsts", "metas", "points", "bad"),
 )
 _COLUMNS = {
-    "ts_ns": "<i8",
-    "dur_ns": "<i8",
+    **dict.fromkeys(("ts_ns", "dur_ns"), "<i8"),
     "kind": "|u1",
-    "name": "<i4",
-    "thread": "<i4",
-    "stream": "<i4",
-    "corr": "<i4",
+    **dict.fromkeys(("name", "thread", "stream", "corr"), "<i4"),
     "device": "<i2",
-    "size_row": "<i4",
-    "block_row": "<i4",
-    "external_row": "<i4",
-    "grid_row": "<i4",
+    **dict.fromkeys(("size_row", "block_row", "external_row", "grid_row"), "<i4"),
     "size_bytes": "<i8",
     "block_per_sm": "<f8",
     "external_id": "<i8",
-    "grid_key": "<i4",
-    "shaped_row": "<i4",
-    "shaped_key": "<i4",
+    **dict.fromkeys(("grid_key", "shaped_row", "shaped_key"), "<i4"),
     "shaped_ext": "<i8",
-    "call_row": "<i4",
-    "call_key": "<i4",
-    "first_key": "<i4",
-    "first_name": "<i4",
-    "first_start": "<i8",
-    "first_size": "<i8",
-    "meta_start": "<i8",
-    "meta_size": "<i8",
+    **dict.fromkeys(("call_row", "call_key", "first_key", "first_name"), "<i4"),
+    **dict.fromkeys(("first_start", "first_size", "meta_start", "meta_size"), "<i8"),
     "point_us": "<f8",
-    "point_allocated": "<i8",
-    "point_reserved": "<i8",
+    **dict.fromkeys(("point_allocated", "point_reserved"), "<i8"),
     "point_device": "<i2",
 }
+"""Columns and their types, in the order of the C source."""
 _COUNT_OF = {
     **{"size": "sizes", "block": "blocks", "external": "externals", "grid": "grids", "shaped": "shaped"},
     **{"call": "calls", "first": "firsts", "meta": "metas", "point": "points"},
@@ -97,6 +82,30 @@ class _Piece(ctypes.Structure):
     ]
 
 
+_AT, _NUMBER, _INT, _PIECE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.POINTER(_Piece)
+_NUMBERS = ctypes.POINTER(ctypes.c_int64)
+_FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
+    "ccl_new": (_AT, ctypes.c_uint64),
+    "ccl_free": (None, _AT),
+    "ccl_add_category": (_INT, _AT, ctypes.c_char_p, _NUMBER, _INT, _INT),
+    "ccl_count": (_NUMBER, _AT, _INT),
+    "ccl_text": (_AT, _AT, _INT, _NUMBER, _NUMBERS),
+    "ccl_set_shaped": (None, _AT, _NUMBER, _INT),
+    "ccl_was_seen": (_INT, _AT, _NUMBER),
+    "ccl_look_up": (None, _AT, _NUMBER, _AT, _AT, _NUMBER, _AT),
+    "ccl_translate": (None, _AT, _AT, _NUMBER, _AT),
+    "ccl_find_new": (_NUMBER, _AT, _AT, _NUMBER, _AT),
+    "ccl_copy_rows": (None, _AT, _PIECE, *[_AT] * (5 + len(ROW_COLUMNS))),
+    "ccl_scan": (_INT, _AT, _PIECE, _NUMBERS, _NUMBER),
+    "ccl_undo": (None, _AT, _PIECE, _PIECE),
+    "ccl_scan_file": (
+        *(_INT, _AT, _PIECE, _INT, _NUMBERS, _NUMBER),
+        *(_AT, _NUMBER, ctypes.c_char_p, _NUMBER, _NUMBER, ctypes.POINTER(_INT)),
+    ),
+}
+"""Function of the library -> the types of its result and arguments."""
+
+
 def library_path() -> Path:
     """Return where the library is, if it was built."""
     return Path(__file__).parents[1] / "native" / "kineto_scan.so"
@@ -111,32 +120,9 @@ def load_library(path: Path) -> ctypes.CDLL | None:
             return None
     except (OSError, AttributeError):
         return None
-    library.ccl_new.argtypes, library.ccl_new.restype = [ctypes.c_uint64], ctypes.c_void_p
-    library.ccl_free.argtypes, library.ccl_free.restype = [ctypes.c_void_p], None
-    library.ccl_add_category.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int, ctypes.c_int]
-    library.ccl_count.argtypes, library.ccl_count.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_int64
-    library.ccl_text.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)]
-    library.ccl_text.restype = ctypes.c_void_p
-    library.ccl_set_shaped.argtypes, library.ccl_set_shaped.restype = (
-        [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int],
-        None,
-    )
-    library.ccl_was_seen.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-    stops = ctypes.POINTER(ctypes.c_int64)
-    at, count = ctypes.c_void_p, ctypes.c_int64
-    library.ccl_look_up.argtypes, library.ccl_look_up.restype = [at, count, at, at, count, at], None
-    for function, answer in ((library.ccl_translate, None), (library.ccl_find_new, ctypes.c_int64)):
-        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
-        function.restype = answer
-    piece, size = ctypes.POINTER(_Piece), ctypes.c_int64
-    library.ccl_copy_rows.argtypes = [ctypes.c_void_p, piece, *(ctypes.c_void_p,) * (5 + len(ROW_COLUMNS))]
-    library.ccl_copy_rows.restype = None
-    library.ccl_scan.argtypes = [ctypes.c_void_p, piece, stops, size]
-    library.ccl_undo.argtypes, library.ccl_undo.restype = [ctypes.c_void_p, piece, piece], None
-    library.ccl_scan_file.argtypes = [
-        *(ctypes.c_void_p, piece, ctypes.c_int, stops, size),
-        *(ctypes.c_void_p, size, ctypes.c_char_p, size, size, ctypes.POINTER(ctypes.c_int)),
-    ]
+    for name, (answer, *arguments) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = answer, arguments
     return library
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.trace.events import Collective, CollectiveKind, ProcessGroup
-from cclsearch.trace.names.kinds import classify_collective
+from cclsearch.trace.names.kinds import BLOCKING, classify_collective
 from cclsearch.trace.readers.collectives import collective_from_args, collective_of_backend
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.kineto.cpu import BACKEND_CALL, COLLECTIVE_OP
@@ -114,17 +114,6 @@ _KINETO_NAMES = {
     "pg_size": "Group size",
 }
 """Attribute of the execution trace -> Kineto's argument of the same meaning (PyTorch's ParamCommsUtils.hpp)."""
-# In the other calls `rank` is the root's or the peer's.
-_STATES_OWN_RANK = frozenset(
-    {
-        CollectiveKind.ALL_REDUCE,
-        CollectiveKind.ALL_GATHER,
-        CollectiveKind.REDUCE_SCATTER,
-        CollectiveKind.ALL_TO_ALL,
-        CollectiveKind.BARRIER,
-    }
-)
-"""Calls whose `rank` is the caller's (PyTorch's ProcessGroupNCCL.cpp)."""
 _PEERS = {CollectiveKind.SEND: "Dst Rank", CollectiveKind.RECV: "Src Rank"}
 _MAX_PARENTS = 8
 """Number of operators above a backend's call that are searched for its `c10d` operator."""
@@ -178,7 +167,9 @@ class ExecutionCalls:
             name = args.get("Collective name")
             if isinstance(name, str) and name and not _NOT_A_CALL.match(name):
                 self._stated[number] = call = collective_from_args(args, name, {})
-                if call.kind in _STATES_OWN_RANK:
+                if (
+                    call.kind in BLOCKING
+                ):  # in the other calls `rank` is the root's or the peer's (ProcessGroupNCCL.cpp)
                     self._count_rank(args)
         elif BACKEND_CALL.match(node.name):
             _, shapes, types = node.inputs_as_lists()

@@ -11,14 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cclsearch.trace.events import Kind, OpCost
-from cclsearch.trace.names.kernels import ComputeClass
+from cclsearch.trace.names.kernels import PRODUCTS
 from cclsearch.trace.readers.protobuf_wire import MalformedMessage
 from cclsearch.trace.readers.xla.planes import ProgramBytes, XlaRow
 from cclsearch.trace.readers.xla.products import sum_costs
 from cclsearch.trace.readers.xla.program import Instruction, Program
-
-_PRODUCTS = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION, ComputeClass.MOE)
-"""Classes of library kernels that compute matrix products."""
 
 
 class Programs:
@@ -130,7 +127,7 @@ def _group_graphs(program: Program, graphs: Mapping[str, Sequence[XlaRow]], seen
             if made is not None:
                 generated[made.computation][made.kernel] += 1
                 row.cost = program.cost_of(made.name)
-            elif row.compute in _PRODUCTS:
+            elif row.compute in PRODUCTS:
                 library.append(row)
         called = program.instructions[op].called[:1] if op in program.instructions else ()
         if not called and not generated:
