@@ -8,7 +8,7 @@ import json
 from cclsearch.cli import EXIT_OK
 from cclsearch.core.text import plain
 from cclsearch.report.launch_form import describe_launch, launch_as_json
-from cclsearch.report.trial import describe_trial_in_full, trial_as_json
+from cclsearch.report.terminal import describe_trial_in_full, trial_as_json
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
 

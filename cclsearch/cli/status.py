@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_openmetrics(folders: list[Path]) -> int:
-    from cclsearch.export.openmetrics import render_openmetrics
+    from cclsearch.export.tables import render_openmetrics
 
     def skip(name: str, error: UserError) -> None:
         if len(folders) == 1:

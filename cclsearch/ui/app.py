@@ -31,7 +31,7 @@ from cclsearch.charts.chart import page_data, page_script, palette_css
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import METRICS
 from cclsearch.core.secrets.redact import redact
-from cclsearch.export.openmetrics import CONTENT_TYPE, render_openmetrics
+from cclsearch.export.tables import CONTENT_TYPE, render_openmetrics
 from cclsearch.run.annotations import add_note, add_tags
 from cclsearch.ui.evidence import read_text
 from cclsearch.ui.guard import Guard, Permissions, clean

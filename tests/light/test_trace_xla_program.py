@@ -23,8 +23,7 @@ from cclsearch.trace.read import open_trace, read_traces
 from cclsearch.trace.readers.protobuf_wire import MalformedMessage
 from cclsearch.trace.readers.xla.collectives import describe_collective, read_groups
 from cclsearch.trace.readers.xla.planes import ProgramBytes
-from cclsearch.trace.readers.xla.products import Array, Convolution, WindowDim, convolution_cost
-from cclsearch.trace.readers.xla.program import Program
+from cclsearch.trace.readers.xla.program import Array, Convolution, Program, WindowDim, convolution_cost
 from cclsearch.trace.score import score_view
 
 ROWS, WIDTH = 8192, 4096

@@ -11,8 +11,8 @@ from cclsearch.trace.diagnosis.causes import Cause, combine_causes, have_periods
 from cclsearch.trace.events import CollectiveKind, EventTable, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.breakdown import find_least_waiting_rank
-from cclsearch.trace.metrics.communication import measure_last_arriver
 from cclsearch.trace.metrics.kernels import mean_family_seconds
+from cclsearch.trace.metrics.ranks import measure_last_arriver
 from cclsearch.trace.names.kernels import kernel_family
 from cclsearch.trace.view import TraceView
 

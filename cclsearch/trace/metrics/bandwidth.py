@@ -22,7 +22,7 @@ from cclsearch.trace.collectives import (
 from cclsearch.trace.events import Reason
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.metrics.communication import find_caveat
+from cclsearch.trace.metrics.ranks import find_caveat
 from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView
 

@@ -1,20 +1,165 @@
-"""Kernels: the most expensive ones, how short they are, and how fast they are launched."""
+"""Kernels: seconds in total and by family, how short they are, how fast they are launched; calls of collectives."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
 
 from cclsearch.trace.events import Reason
-from cclsearch.trace.intervals import Int64s
+from cclsearch.trace.intervals import Int64s, covered_ns, total_ns, unite_spans
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.metrics.totals import seconds_by_class
-from cclsearch.trace.names.kernels import kernel_family
+from cclsearch.trace.names.kernels import ComputeClass, kernel_family
 from cclsearch.trace.result import mean_over_ranks
-from cclsearch.trace.view import RankView, TraceView
+from cclsearch.trace.view import RankView, TraceView, require_windows
+
+
+def seconds_by_class(trace: TraceView) -> dict[str, float]:
+    """Return class of compute -> summed seconds of its kernels per step (mean over ranks), largest first."""
+    totals = np.zeros(len(ComputeClass))
+    for view in trace.ranks.values():
+        seconds_N, _ = view.sum_by_name(view.compute_kernels)
+        totals += np.bincount(view.table.name_class, weights=seconds_N, minlength=len(totals)) / len(trace.ranks)
+    return {ComputeClass(i).name.lower(): float(totals[i]) for i in np.argsort(-totals).tolist() if totals[i]}
+
+
+def _measure_covered(
+    trace: TraceView, rows_of: Callable[[RankView], Int64s], more: Mapping[str, JsonValue] | None = None
+) -> Draft:
+    """Return the seconds per step that the rows cover, mean over ranks; sums and the whole file are in `inputs`."""
+    covered, summed, whole, whole_sum = {}, [], [], []
+    for rank, view in trace.ranks.items():
+        windows_W2 = require_windows(view)
+        rows = rows_of(view)
+        spans = view.merge_rows(rows)
+        covered[rank] = float(covered_ns(spans, windows_W2).mean()) / 1e9
+        summed.append(float(view.table.dur_ns[view.in_windows(rows)].sum()) / 1e9 / max(len(windows_W2), 1))
+        whole.append(total_ns(spans) / 1e9)
+        whole_sum.append(float(view.table.dur_ns[rows].sum()) / 1e9)
+    inputs: dict[str, JsonValue] = {
+        "max_s": max(covered.values()),
+        "summed_s": float(np.mean(summed)),
+        "whole_file_s": float(np.mean(whole)),
+        "whole_file_summed_s": float(np.mean(whole_sum)),
+        **(more or {}),
+    }
+    return mean_over_ranks(covered, inputs)
+
+
+def _kernels(view: RankView) -> Int64s:
+    return np.sort(np.concatenate([view.compute_kernels, view.comm_rows]))
+
+
+@metric("kernel_time", unit="s", over="trace")
+def measure_kernel_time(trace: TraceView) -> Draft:
+    """Time per step in which kernels run, of compute or communication. Covered seconds, mean over ranks; `inputs` has
+    the summed durations, in which concurrent kernels count several times, and both over the whole file."""
+    return _measure_covered(trace, _kernels)
+
+
+@metric("compute_time", unit="s", over="trace")
+def measure_compute_time(trace: TraceView) -> Draft:
+    """Time per step in which compute runs. Covered seconds, mean over ranks; `inputs` has the summed seconds by class
+    of kernel."""
+    by_class: dict[str, JsonValue] = dict(seconds_by_class(trace))
+    return _measure_covered(trace, lambda view: view.compute_kernels, {"by_class_s": by_class})
+
+
+@metric("trace_span", unit="s", over="trace")
+def measure_trace_span(trace: TraceView) -> Draft:
+    """Time from the first start to the last end of work on the device, longest rank. `inputs` has that of all events,
+    those of the host included."""
+    spans: dict[int, float | None] = {}
+    host = 0.0
+    for rank, view in trace.ranks.items():
+        table = view.table
+        busy = view.busy_M2
+        spans[rank] = float(busy[-1, 1] - busy[0, 0]) / 1e9 if len(busy) else None
+        if len(table):
+            host = max(host, float(table.end_ns.max() - table.ts_ns.min()) / 1e9)
+    found = [span for span in spans.values() if span is not None]
+    if not found:
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
+    return Draft(max(found), spans, inputs={"all_events_s": host}, needs_steps=False)
+
+
+@metric("busy_frac", unit="fraction", better="higher", over="trace")
+def measure_busy_frac(trace: TraceView) -> Draft:
+    """Share of a step in which the device is busy with compute, communication or copies: 1 - idle_frac."""
+    shares = {}
+    for rank, view in trace.ranks.items():
+        windows_W2 = require_windows(view)
+        shares[rank] = float(covered_ns(view.busy_M2, windows_W2).sum() / view.parts.window_ns_W.sum())
+    kernels = []
+    for view in trace.ranks.values():
+        spans = unite_spans(view.compute_M2, view.comm_M2) if len(view.comm_rows) else view.compute_M2
+        kernels.append(float(covered_ns(spans, view.windows.spans_W2).sum() / view.parts.window_ns_W.sum()))
+    return mean_over_ranks(shares, {"kernels_only": float(np.mean(kernels))})
+
+
+@metric("comm_kernel_frac", unit="fraction", better="lower", over="trace")
+def measure_comm_kernel_frac(trace: TraceView) -> Draft:
+    """Share of communication in the summed time of all kernels. Overlapped and waiting time count fully, so it is not
+    what a step loses: that is exposed_comm_frac."""
+    shares: dict[int, float | None] = {}
+    for rank, view in trace.ranks.items():
+        comm = float(view.table.dur_ns[view.in_windows(view.comm_rows)].sum())
+        both = comm + float(view.table.dur_ns[view.in_windows(view.compute_kernels)].sum())
+        shares[rank] = comm / both if both else None
+    return mean_over_ranks(shares, missing=NotAvailable(Reason.NO_GPU_EVENTS, "no kernel was recorded"))
+
+
+@metric("comm_calls", unit="calls/step", over="trace", needs_times=False)
+def measure_comm_calls(trace: TraceView) -> Draft:
+    """Communication calls of a rank per step, mean over ranks. `inputs` has them by collective, and the calls of all
+    ranks in the whole file."""
+    counts: dict[int, float | None] = {}
+    by_collective: dict[str, float] = {}
+    for rank, view in trace.ranks.items():
+        steps = max(len(require_windows(view) if trace.is_timed else view.windows.spans_W2), 1)
+        rows = view.in_windows(view.comm_rows)
+        counts[rank] = len(rows) / steps
+        for call_id, count in enumerate(np.bincount(view.table.coll_id[rows], minlength=1).tolist()):
+            if count:
+                kind = str(view.table.collectives[call_id].kind)
+                by_collective[kind] = by_collective.get(kind, 0.0) + count / steps / len(trace.ranks)
+    inputs: dict[str, JsonValue] = {
+        "by_collective": {kind: by_collective[kind] for kind in sorted(by_collective, key=lambda k: -by_collective[k])},
+        "whole_file_all_ranks": sum(len(view.comm_rows) for view in trace.ranks.values()),
+    }
+    return mean_over_ranks(
+        counts, inputs, detail="" if inputs["whole_file_all_ranks"] else "no communication was recorded"
+    )
+
+
+@metric("comm_mean_time", unit="s", better="lower", over="trace")
+def measure_comm_mean_time(trace: TraceView) -> Draft:
+    """Mean duration of a communication call, over all ranks, waiting for other ranks included. `inputs` has mean,
+    median and number by collective, and the mean without waiting if the collectives are matched over ranks."""
+    durations: dict[str, list[float]] = {}
+    per_rank: dict[int, float | None] = {}
+    for rank, view in trace.ranks.items():
+        rows = view.in_windows(view.comm_rows)
+        seconds = view.table.dur_ns[rows] / 1e9
+        per_rank[rank] = float(seconds.mean()) if len(rows) else None
+        kinds = [str(call.kind) for call in view.table.collectives]
+        for call_id, value in zip(view.table.coll_id[rows].tolist(), seconds.tolist(), strict=True):
+            durations.setdefault(kinds[call_id], []).append(value)
+    everything = [value for values in durations.values() for value in values]
+    if not everything:
+        raise NotAvailable(Reason.NO_COMM_EVENTS, "no communication was recorded")
+    by_collective: dict[str, JsonValue] = {
+        kind: {"mean_s": float(np.mean(values)), "median_s": float(np.median(values)), "num_calls": len(values)}
+        for kind, values in sorted(durations.items(), key=lambda item: -sum(item[1]))
+    }
+    transfers = [group.transfer_ns_K for group in trace.matching.groups] if len(trace.ranks) > 1 else []
+    inputs: dict[str, JsonValue] = {"by_collective": by_collective}
+    inputs["transfer_mean_s"] = float(np.concatenate(transfers).mean()) / 1e9 if transfers else None
+    return Draft(float(np.mean(everything)), per_rank, inputs=inputs)
+
 
 SMALL_KERNEL_NS = 5_000
 _EDGES_US = (0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000)

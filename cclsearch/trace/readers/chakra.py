@@ -13,7 +13,6 @@ from pathlib import Path
 
 from cclsearch.trace.events import Collective, CollectiveKind, DeviceInfo, EventTable, Kind, Reason
 from cclsearch.trace.names.kinds import classify_collective
-from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
 from cclsearch.trace.readers.protobuf_wire import (
     Buffer,
     MalformedMessage,
@@ -23,6 +22,7 @@ from cclsearch.trace.readers.protobuf_wire import (
     to_signed,
 )
 from cclsearch.trace.readers.stream import ReadLimits, TraceError, list_faults
+from cclsearch.trace.readers.table_builder import NsysRow, build_nsys_table
 
 _MEMORY, _COMPUTE, _SEND, _RECV, _COLLECTIVE = (2, 3), 4, 5, 6, 7
 """`NodeType` of the schema."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from cclsearch.trace.events import DeviceInfo, EventTable, Kind, Reason
 from cclsearch.trace.readers.columns import positive_int
-from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
+from cclsearch.trace.readers.table_builder import NsysRow, build_nsys_table
 
 _KERNEL, _MEMCPY, _MEMSET = (f"CUPTI_ACTIVITY_KIND_{name}" for name in ("KERNEL", "MEMCPY", "MEMSET"))
 _RUNTIME, _SYNC = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"

@@ -16,8 +16,8 @@ import msgspec
 from cclsearch.trace.events import DeviceInfo, EventTable, Kind, Reason
 from cclsearch.trace.readers.columns import positive_int
 from cclsearch.trace.readers.json_sections import SectionReader
-from cclsearch.trace.readers.nsys_table import NsysRow, build_nsys_table
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError, list_faults
+from cclsearch.trace.readers.table_builder import NsysRow, build_nsys_table
 
 TOOL = "rocprofiler-sdk-tool"
 _CPU, _GPU = 1, 2

@@ -26,9 +26,8 @@ from cclsearch.trace.events import POINT_TO_POINT, Collective, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.names.kernels import PRODUCTS
 from cclsearch.trace.view import TraceView
-from cclsearch.trace.whatif.graph import RankGraph
+from cclsearch.trace.whatif.graph import Event, RankGraph, StepTimer
 from cclsearch.trace.whatif.projection import Replay
-from cclsearch.trace.whatif.timing import Event, StepTimer
 
 MAX_EVENTS = 300_000
 """Number of events of all ranks above which the slowest rank represents all."""

@@ -18,8 +18,7 @@ from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.steps import measure_step_time
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif.cost_model import CommModel, Scenario, fit_comm_model
-from cclsearch.trace.whatif.graph import RankGraph, build_graph
-from cclsearch.trace.whatif.timing import Floats, StepTimer
+from cclsearch.trace.whatif.graph import Floats, RankGraph, StepTimer, build_graph
 
 MAX_UNNOTED_DEVIATION = 0.01
 """A replay of the unchanged step that differs more from the measured one gets a note."""

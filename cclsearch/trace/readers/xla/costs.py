@@ -14,8 +14,7 @@ from cclsearch.trace.events import Kind, OpCost
 from cclsearch.trace.names.kernels import PRODUCTS
 from cclsearch.trace.readers.protobuf_wire import MalformedMessage
 from cclsearch.trace.readers.xla.planes import ProgramBytes, XlaRow
-from cclsearch.trace.readers.xla.products import sum_costs
-from cclsearch.trace.readers.xla.program import Instruction, Program
+from cclsearch.trace.readers.xla.program import Instruction, Program, sum_costs
 
 
 class Programs:
