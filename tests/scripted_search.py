@@ -27,21 +27,24 @@ def open_search(
 ) -> tuple[Path, Session]:
     """Return the folder and session of a search of the `tiny` card over a scripted launcher; nothing trains.
 
-    With `admits`, every trial that did not fail counts as if each rank had written its trace.
+    With `admits`, every trial that ran to its end counts as if each rank had written its trace.
     """
     request = SearchRequest("tiny", SearchLimits(**{"budget": 4, **limits}), sampler="random", run_id="r")
     plan = plan_search(request)
     spec = plan.spec.model_copy(update={"provenance": launcher.provenance})
     folder = create_run(spec, project / "runs")
     session = open_session(folder)
+    jobs = JobRunner(spec, launcher, TrialEvaluator(spec), lambda trial: make_input(spec, trial))
+    session = replace(session, jobs=jobs, spec=spec)
+    return folder, admit_all(session) if admits else session
+
+
+def admit_all(session: Session, **changes: Any) -> Session:
+    """Return the session with these changes and an evaluator that admits every trial that ran."""
+    spec = changes.get("spec", session.spec)
     evaluate = TrialEvaluator(spec)
-
-    def evaluate_and_admit(*arguments: Any) -> Outcome:
-        outcome = evaluate(*arguments)
-        return outcome if outcome.failure else admit(outcome)
-
-    jobs = JobRunner(spec, launcher, evaluate_and_admit if admits else evaluate, lambda trial: make_input(spec, trial))
-    return folder, replace(session, jobs=jobs, spec=spec)
+    jobs = replace(session.jobs, spec=spec, evaluate=lambda *arguments: admit(evaluate(*arguments)))
+    return replace(session, jobs=jobs, **changes)
 
 
 def run_session(folder: Path, session: Session) -> RunState:
@@ -53,6 +56,8 @@ def run_session(folder: Path, session: Session) -> RunState:
 
 
 def admit(outcome: Outcome) -> Outcome:
-    """Return the outcome as if every rank had written its trace; other tests cover what admission checks."""
+    """Return the outcome as if every rank had written its trace; a failure or an early end stays one."""
+    if outcome.failure or outcome.is_pruned:
+        return outcome
     admission = Admission(admitted=True, verdicts=())
     return outcome.model_copy(update={"admission": admission, "loss": outcome.metrics["step_time_s"]})

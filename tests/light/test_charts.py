@@ -131,7 +131,6 @@ def find_marks(node: Any, key: str = "") -> list[str]:
 
 def test_text_from_outside_is_data_and_never_an_expression_or_a_color():
     for chart in all_charts():
-        assert chart is not None
         expressions = json.dumps(
             [*find_keys(chart.spec, ("expr", "calculate", "filter", "test", "labelExpr", "field"))]
         )
@@ -173,7 +172,6 @@ def test_the_script_of_pages_cannot_end_its_element():
 
 def test_page_data_holds_specifications_by_place():
     chart = draw_hypervolume([0.5, 1.0])
-    assert chart is not None
     data = page_data({"r1-hypervolume": chart})
     assert data["charts"]["r1-hypervolume"] == chart.spec
     assert data["palette"]["$green"] == PALETTE["green"]
@@ -183,7 +181,6 @@ def test_page_data_holds_specifications_by_place():
 def test_history_has_noise_bars_failures_and_the_best_so_far():
     points = make_points()
     chart = draw_history(points, STEP_TIME, summary="s", interval=(3.0, 3.2))
-    assert chart is not None
     bars, line, marks, failed = [layer.get("data", {}).get("values") for layer in chart.spec["layer"][1:]]
     assert len(bars) == sum(p.value is not None for p in points)
     assert [row["v"] for row in line] == sorted((row["v"] for row in line), reverse=True)
@@ -197,7 +194,6 @@ def test_history_has_noise_bars_failures_and_the_best_so_far():
 
 def test_the_chart_of_predictions_names_the_trial_that_is_far_off():
     chart = draw_prediction(make_points(), STEP_TIME)
-    assert chart is not None
     assert "furthest off: trial 13 by 2.00x" in chart.summary
     assert [row["trial"] for row in chart.spec["data"]["values"] if row["name"]] == [13]
 

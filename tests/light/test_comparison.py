@@ -7,25 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted_launcher import Ending, ScriptedLauncher, failed, ran
-from scripted_search import admit, open_search
+from scripted_launcher import Ending, MeasuredLauncher, ScriptedLauncher, failed, ran
+from scripted_search import admit_all, open_search, run_session
 
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.evaluation.comparison import MAX_REFERENCE_ATTEMPTS, TrialComparison, make_comparison
-from cclsearch.evaluation.evaluate import TrialEvaluator
 from cclsearch.evaluation.reference import rank_references
-from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Job
-from cclsearch.loop.jobs import JobRunner
-from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import Session, begin_or_resume
+from cclsearch.loop.session import Session
 from cclsearch.propose.base import Proposal, Proposer, SearchView
 from cclsearch.record.event import Purpose, TrialRevised
 from cclsearch.record.state import RunState
+from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.scoring.agreement import MAX_REFERENCES, Vote
 from cclsearch.scoring.objective import load_objective
-from cclsearch.scoring.outcome import Admission, Verdict
+from cclsearch.scoring.outcome import Admission, Outcome, Verdict
 from cclsearch.space.framework import load_framework
 from cclsearch.space.promises import LossBounds
 from cclsearch.tasks.training.task import SameLosses
@@ -57,41 +54,25 @@ def run(
     first: Callable[[Config], bool] = lambda config: False,
     num_first: int = 3,
     framework: object = None,
-    objective: str | None = None,
+    objective: str = "step_time",
     **limits: int,
 ) -> tuple[RunState, Session, list[str]]:
     """Run a search over the `tiny` card, first some configurations with `first`; return also what was revised."""
-    launcher = ScriptedLauncher(decide)
-    launcher.provenance = Provenance.MEASURED
-    folder, session = open_search(project, launcher, **limits)
-    spec = (
-        session.spec if objective is None else session.spec.model_copy(update={"objective": load_objective(objective)})
-    )
+    folder, session = open_search(project, MeasuredLauncher(decide), **limits)
+    spec = session.spec.model_copy(update={"objective": load_objective(objective)})
     comparison = TrialComparison(spec, SameLosses(), framework or load_framework("cpu"))
-    evaluator = TrialEvaluator(spec)
-    jobs = JobRunner(
-        spec,
-        launcher,
-        lambda trial, payload, writer, failure: comparison.judge(
-            trial, admit_result(evaluator(trial, payload, writer, failure)), writer.state
-        ),
-        lambda trial: make_input(spec, trial),
-    )
     configs = [session.space.config(row) for row in range(len(session.space))]
     early = [config for config in configs if first(config)][:num_first]
     proposer = Listed([*early, *(config for config in configs if config not in early)])
-    session = replace(session, spec=spec, jobs=jobs, comparison=comparison, proposer=proposer)
-    revised: list[str] = []
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        writer.watch(lambda event, state: revised.append(event.text) if isinstance(event, TrialRevised) else None)
-        run_search(writer, session)
-        return writer.state, session, revised
+    session = admit_all(session, spec=spec, comparison=comparison, proposer=proposer)
+    evaluate = session.jobs.evaluate
 
+    def judge(trial: Trial, payload: object, writer: RunWriter, failure: Failure | None) -> Outcome:
+        return comparison.judge(trial, evaluate(trial, payload, writer, failure), writer.state)
 
-def admit_result(outcome):  # type: ignore[no-untyped-def]
-    """A measured outcome as if its traces were there; a failure stays one."""
-    return outcome if outcome.failure else admit(outcome)
+    session = replace(session, jobs=replace(session.jobs, evaluate=judge))
+    state = run_session(folder, session)
+    return state, session, [event.text for event in state.reported if isinstance(event, TrialRevised)]
 
 
 def train(cheats: Callable[[Config], bool]) -> Callable[[Job], Ending]:
@@ -106,10 +87,7 @@ def train(cheats: Callable[[Config], bool]) -> Callable[[Job], Ending]:
 
 
 def verdict_of(state: RunState, number: int) -> Verdict:
-    outcome = state.trials[number].outcome
-    found = outcome.find_verdict("same_losses") if outcome else None
-    assert found is not None
-    return found
+    return state.trials[number].outcome.find_verdict("same_losses")
 
 
 def purposes(state: RunState) -> list[Purpose]:
@@ -144,9 +122,7 @@ def test_a_cheat_that_was_best_is_refused_later_and_the_strategy_unlearns_it(pro
     references = [trial for trial in state.trials.values() if trial.purpose is Purpose.REFERENCE]
     assert 1 <= len(references) <= MAX_REFERENCES
     assert not any(is_light(trial.config) for trial in references)
-    assert state.best is not None
     assert not is_light(state.best.config)
-    assert state.baseline is not None
     assert not is_light(state.baseline.config)
     assert any(text.startswith("trial 1 is not ranked now: its losses differ from those of") for text in revised)
     assert "6.79549 at step 3 (timed)" in verdict_of(state, 1).detail, "both figures and the step are named"
@@ -219,7 +195,6 @@ def test_without_a_bound_a_deviation_is_shown_and_refuses_nothing(project, decla
     state, _, revised = run(project, train(is_light), first=is_light, framework=framework, budget=12)
     assert purposes(state) == [Purpose.SEARCH] * 12
     assert revised == []
-    assert state.best is not None
     assert is_light(state.best.config)
     shown = [verdict_of(state, number) for number, trial in state.trials.items() if not is_light(trial.config)]
     assert shown
@@ -234,7 +209,6 @@ def test_a_resumed_search_reaches_the_same_verdicts(project):
     state, session, _ = run(project, train(is_light), first=is_light, budget=12)
     again = TrialComparison(session.spec, SameLosses(), load_framework("cpu"))
     for trial in state.trials.values():
-        assert trial.outcome is not None
         judged = again.judge(trial, trial.outcome, state)
         assert judged.is_ranked == trial.outcome.is_ranked
         assert judged.loss == trial.outcome.loss
@@ -243,13 +217,10 @@ def test_a_resumed_search_reaches_the_same_verdicts(project):
 def test_scores_follow_the_baseline_when_the_baseline_was_a_cheat(project):
     """`composite` compares with the baseline: trial 1 was it, so every later trial is scored again."""
     state, session, revised = run(project, train(is_light), first=is_light, objective="composite", budget=12)
-    baseline = state.baseline
-    assert baseline is not None
-    assert baseline.outcome is not None
-    assert not is_light(baseline.config)
+    assert not is_light(state.baseline.config)
     for trial in state.trials.values():
-        if trial.loss is not None and trial.outcome is not None:
-            expected = session.spec.objective.loss(trial.outcome.metrics, baseline.outcome.metrics)
+        if trial.loss is not None:
+            expected = session.spec.objective.loss(trial.outcome.metrics, state.baseline.outcome.metrics)
             assert trial.loss == pytest.approx(expected)
     assert any("is compared with trial" in text for text in revised)
 
@@ -277,15 +248,12 @@ def test_the_first_reference_is_the_simplest_and_the_next_the_most_unlike(projec
 def test_a_trial_has_no_vote_if_its_work_is_in_question_anyway(project):
     """A trial has no vote if it failed, has no losses, was not judged, or was refused by another rule."""
     state, session, _ = run(project, train(lambda config: False), budget=1)
-    trial, comparison = state.trials[1], session.comparison
-    outcome = trial.outcome
-    assert outcome is not None
-    assert isinstance(comparison, TrialComparison)
+    trial, outcome = state.trials[1], state.trials[1].outcome
 
     def vote(ok: bool | None = True, **changes: object) -> Vote | None:
-        verdicts = (*outcome.verdicts, Verdict(rule="other", ok=ok, detail="")) if outcome else ()
+        verdicts = (*outcome.verdicts, Verdict(rule="other", ok=ok, detail=""))
         judged = outcome.model_copy(update={"admission": Admission(admitted=ok is not False, verdicts=verdicts)})
-        return comparison._vote(trial, judged.model_copy(update=changes))
+        return session.comparison._vote(trial, judged.model_copy(update=changes))
 
     assert vote() == vote(ok=None) == Vote(1, outcome.fingerprint, False)
     assert vote(ok=False) is None

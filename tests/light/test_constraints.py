@@ -193,7 +193,6 @@ def test_a_form_of_a_metric_where_greater_is_better_is_modelled_as_its_reciproca
     predictor = Predictor(read_features(RECORDING.space), forms={"goodput": form})
     trial = Observation(0, RECORDING.space.config(7), 7, 0.5, metrics={"goodput": 2.0, "step_time_s": 1.0})
     posterior = fit_posterior(view_of(single_metric(GOODPUT), [trial]), predictor)
-    assert posterior is not None
     assert posterior.best == pytest.approx(np.log(0.5))
     assert int(posterior.rows_m[int(np.argmin(posterior.mean_m))]) == 40
     assert posterior.mean_m.min() == pytest.approx(np.log(0.5) - cost_N[7], abs=0.2)
@@ -229,7 +228,6 @@ def test_an_optuna_study_takes_an_objective_with_constraints():
     for _ in range(8):
         trial = study.ask(search_space_distributions(RECORDING.space))
         found = RECORDING.look_up(trial.params)
-        assert found is not None
         if found.status is not RowStatus.OK:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
             continue
@@ -296,8 +294,6 @@ def test_of_several_constraints_only_the_violated_ones_count(project):
     search_with("--quiet", constraints=wanted)
     run = load_run(project / "runs" / "r")
     found = find_closest(run.spec.objective, run.state)
-    assert found is not None
-    assert found.trial.outcome is not None
     misses = found.text.partition("; closest: ")[2]
     assert "peak_memory_gib" not in misses
     assert misses.count("under") == 2

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted_launcher import ScriptedLauncher, failed, ran
+from scripted_launcher import MeasuredLauncher, failed, ran
 from scripted_search import open_search
 
 from cclsearch.card.load import load_card
@@ -33,18 +33,11 @@ SLOW = "tp=4,pp=4,dp=1,zero_stage=0,micro_batch_size=1"
 CRASHED = "tp=1,pp=1,dp=16,zero_stage=0,micro_batch_size=1"
 
 
-class Measured(ScriptedLauncher):
-    """Jobs whose results count as measured."""
-
-    provenance = Provenance.MEASURED
-
-
 def test_a_baseline_runs_first_costs_no_budget_and_is_compared_with(project, capsys):
     assert main([*REPLAY, "--budget", "3", "--baseline", SLOW]) == 0
     state = load_run(Path("runs") / "r").state
     assert [trial.purpose for trial in state.trials.values()] == [Purpose.BASELINE] + [Purpose.SEARCH] * 3
     assert state.num_spent == 3
-    assert state.baseline is not None
     assert state.baseline.number == 1
     assert "x faster than your baseline (trial 1: " in capsys.readouterr().out
     assert main(["resume", "r", "--budget", "5", "--quiet"]) == 0
@@ -61,7 +54,6 @@ def test_the_expected_improvement_is_a_share_of_the_best_so_far(project):
     assert main([*search, "--baseline", slow]) == 0
     rationale = load_run(Path("runs") / "r").state.trials[2].rationale
     found = re.search(r"expected improvement ([0-9.]+)% of the best so far", rationale)
-    assert found is not None
     assert 50 < float(found[1]) < 100  # ten times as fast: a logarithm of 2.2
 
 
@@ -102,21 +94,18 @@ def test_node_hours_grow_with_trials_and_nodes():
     card = load_card("wl2")
     space = build_space(card, load_framework("megatron"))
     one, ten = estimate_search(card, space, 1), estimate_search(card, space, 10)
-    assert one is not None
-    assert ten is not None
     assert one.nodes == 4, "16 accelerators in nodes of 4"
     assert one.node_hours == pytest.approx(4 * (120 + 10 * one.unit_s) / 3600)
     assert ten.node_hours > 9.9 * one.node_hours
 
 
 def run_limited(project: Path, decide: object, limit: float, *, baseline: bool = False) -> tuple[RunState, Path]:
-    folder, session = open_search(project, Measured(decide), budget=4)  # type: ignore[arg-type]
+    folder, session = open_search(project, MeasuredLauncher(decide), budget=4)
     config = session.space.config(0) if baseline else None
     spec = session.spec.model_copy(update={"baseline": config})
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
-        if limit != 0:
-            begin_or_resume(writer, session, Changes(max_node_hours=limit))
+        begin_or_resume(writer, session, Changes(max_node_hours=limit))
         with keep_node_hours(writer, replace(session, spec=spec)) as limited:
             run_search(writer, limited)
         return writer.state, folder
@@ -125,7 +114,6 @@ def run_limited(project: Path, decide: object, limit: float, *, baseline: bool =
 def test_no_trial_starts_whose_estimate_passes_the_limit(project):
     state, folder = run_limited(project, lambda job: ran(job, simulated=False), 1e-4)
     assert len(state.trials) == 0
-    assert state.ended is not None
     assert state.ended.kind is EndKind.NODE_HOURS
     assert "the next trial would use about " in state.ended.reason
     assert "of the limit of 0.0001" in state.ended.reason
@@ -153,7 +141,6 @@ def test_real_use_counts_from_submission_to_end_of_each_attempt(project):
 def test_a_baseline_lost_to_infrastructure_runs_again_when_the_search_resumes(project):
     state, _ = run_limited(project, lambda job: failed(FailureKind.PREEMPTED), 100.0, baseline=True)
     assert state.own_baseline is not None
-    assert state.stopped is not None
     assert state.stopped.kind is EndKind.INFRASTRUCTURE_FAILURES
     assert {trial.purpose for trial in state.trials.values()} == {Purpose.BASELINE}
     assert state.num_spent == 0
@@ -174,6 +161,6 @@ def test_predict_shows_mfu_and_throughput_with_their_formula(cli):
     assert "expected cost of a search on a cluster: about " in shown
 
 
-def test_predict_says_that_nothing_fits(capsys):
-    assert main(["predict", "--workload", "wl2", "--set", "total_count=2", "--top", "1"]) == 0
-    assert "note: no configuration is likely to fit into memory: the smallest needs about " in capsys.readouterr().out
+def test_predict_says_that_nothing_fits(cli):
+    shown = cli.out(["predict", "--workload", "wl2", "--set", "total_count=2", "--top", "1"])
+    assert "note: no configuration is likely to fit into memory: the smallest needs about " in shown

@@ -12,19 +12,15 @@ import optuna
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from scripted_launcher import ScriptedLauncher, ran
-from scripted_search import admit, open_search
+from scripted_launcher import MeasuredLauncher, ran
+from scripted_search import admit_all, open_search, run_session
 
-from cclsearch.core.values import Failure, FailureKind, Provenance
-from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Job
 from cclsearch.launch.contract import CONFIG_FILE, RunStatus
 from cclsearch.loop.early_stop import DOUBT, find_margin, find_stop_above
-from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import begin_or_resume
 from cclsearch.record.state import RunState
-from cclsearch.record.trial import TrialState, find_state
-from cclsearch.record.writer import RunWriter
+from cclsearch.record.trial import Trial, TrialState, find_state
 from cclsearch.report.summary import summarize_run
 from cclsearch.run.folder import load_run
 from cclsearch.scoring.objective import load_objective
@@ -55,23 +51,14 @@ def end_early(job: Job, step_time_s: float) -> TrainingResult:
 def search(project: Path, times_s: list[float], ending: Ending = end_early, **limits: int) -> tuple[Path, RunState]:
     """Run a search whose trials take these times in order; every complete trial is admitted."""
     left = iter(times_s)
-    launcher = ScriptedLauncher(lambda job: ending(job, next(left)))
-    launcher.provenance = Provenance.MEASURED
+    launcher = MeasuredLauncher(lambda job: ending(job, next(left)))
     folder, session = open_search(project, launcher, budget=len(times_s), **limits)
-    evaluator = TrialEvaluator(session.spec)
+    session = admit_all(session)
 
-    def evaluate(*arguments: object) -> object:
-        outcome = evaluator(*arguments)  # type: ignore[arg-type]
-        return outcome if outcome.is_pruned or outcome.failure else admit(outcome)
+    def find(state: RunState, trial: Trial) -> float | None:
+        return find_stop_above(session.spec, session.space, state, trial)
 
-    def find(state: RunState, trial: object) -> float | None:
-        return find_stop_above(session.spec, session.space, state, trial)  # type: ignore[arg-type]
-
-    jobs = replace(session.jobs, evaluate=evaluate, find_stop_above=find)  # type: ignore[arg-type]
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, replace(session, jobs=jobs))
-        return folder, writer.state
+    return folder, run_session(folder, replace(session, jobs=replace(session.jobs, find_stop_above=find)))
 
 
 def limits_of(folder: Path) -> list[float | None]:
@@ -81,23 +68,17 @@ def limits_of(folder: Path) -> list[float | None]:
 
 def test_a_hopeless_trial_ends_early_and_one_within_the_noise_does_not(tmp_path):
     folder, state = search(tmp_path, [1.0, 1.02, 9.0, 1.05, 0.5, 0.9])
-    assert [find_state(state.trials[n]) for n in range(1, 7)] == [
-        TrialState.ADMITTED, TrialState.ADMITTED, TrialState.PRUNED, TrialState.ADMITTED, TrialState.ADMITTED,
-        TrialState.PRUNED,
-    ]  # fmt: skip
+    ended_early = [number for number, trial in state.trials.items() if find_state(trial) is TrialState.PRUNED]
+    assert ended_early == [3, 6]
+    assert [find_state(state.trials[n]) for n in (1, 2, 4, 5)] == [TrialState.ADMITTED] * 4
     first, second, third, *_, last = limits_of(folder)
     assert first is second is None, "nothing to compare with, and one trial alone may have done less than the work"
-    assert third is not None
     assert 1.1 < third < 9.0
-    assert last is not None
     assert 0.5 < last < 0.9, "the limit follows the best"
-    assert state.best is not None
     assert state.best.number == 5
     pruned = state.trials[3]
     assert pruned.loss is None
     assert pruned.costs_budget
-    assert pruned.outcome is not None
-    assert pruned.outcome.saved_s is not None
     done, planned = 2 + 3, 2 + 5 + 3
     assert pruned.outcome.saved_s == pytest.approx((planned - done) * 9.0)
     run = load_run(folder)
@@ -106,42 +87,33 @@ def test_a_hopeless_trial_ends_early_and_one_within_the_noise_does_not(tmp_path)
 
 
 def test_the_optuna_study_has_it_as_pruned_with_what_it_measured(tmp_path):
-    folder, state = search(tmp_path, [1.0, 1.02, 9.0, 1.05])
+    folder, _ = search(tmp_path, [1.0, 1.02, 9.0, 1.05])
     storage = JournalStorage(JournalFileBackend(str(folder / STUDY_FILE)))
     (summary,) = storage.get_all_studies()
     trials = optuna.load_study(study_name=summary.study_name, storage=storage).trials
     states = {trial.user_attrs[NUMBER]: trial.state.name for trial in trials}
     assert states == {1: "COMPLETE", 2: "COMPLETE", 3: "PRUNED", 4: "COMPLETE"}
-    pruned = next(trial for trial in trials if trial.state.name == "PRUNED")
-    outcome = state.trials[3].outcome
-    assert outcome is not None
-    assert pruned.intermediate_values == {0: pytest.approx(outcome.metrics["step_time_s"])}
-    assert outcome.metrics["step_time_s"] > 2.0
+    [pruned] = [trial for trial in trials if trial.state.name == "PRUNED"]
+    assert pruned.intermediate_values == {0: pytest.approx(9.0)}
 
 
 def test_what_a_trial_that_ended_early_measured_is_learned_from(tmp_path):
-    _folder, state = search(tmp_path, [1.0, 1.02, 9.0])
+    _, state = search(tmp_path, [1.0, 1.02, 9.0])
     seen = state.trials.observe(None)[2]
-    assert seen.is_pruned
-    assert seen.is_valid
-    assert seen.loss is None
-    assert seen.failure is None
+    assert (seen.is_pruned, seen.is_valid, seen.loss, seen.failure) == (True, True, None, None)
     assert seen.value("step_time_s") == 9.0
 
 
-@pytest.mark.parametrize(("value", "allowed"), [(9.0, False), (1.0, True)])
-def test_a_script_that_ends_early_without_reason_has_failed(tmp_path, value, *, allowed):
+@pytest.mark.parametrize(("times_s", "message"), [([9.0], "nothing allowed it to"), ([1.0, 1.02, 1.0], "is not above")])
+def test_a_script_that_ends_early_without_reason_has_failed(tmp_path, times_s, message):
     def ending(job: Job, step_time_s: float) -> TrainingResult:
-        is_first = job.trial <= 2
-        status = RunStatus.OK if is_first and allowed else RunStatus.PRUNED
+        status = RunStatus.PRUNED if job.trial == len(times_s) else RunStatus.OK
         return ran(job, step_time_s, simulated=False, status=status)
 
-    _, state = search(tmp_path, [1.0, 1.02, value] if allowed else [value], ending)
-    outcome = state.trials[len(state.trials)].outcome
-    assert outcome is not None
-    assert outcome.failure is not None
-    assert outcome.failure.kind is FailureKind.CRASHED
-    assert ("is not above" if allowed else "nothing allowed it to") in outcome.failure.message
+    _, state = search(tmp_path, times_s, ending)
+    failure = state.trials[len(times_s)].outcome.failure
+    assert failure.kind is FailureKind.CRASHED
+    assert message in failure.message
 
 
 def test_no_trial_ends_early_if_the_user_says_so(tmp_path):
@@ -155,31 +127,21 @@ def test_no_trial_ends_early_if_the_user_says_so(tmp_path):
     [("step_time", True), ("throughput_per_accelerator", True), ("composite", False), ("pareto", False)],
 )
 def test_only_a_loss_that_follows_from_the_step_time_sets_a_limit(tmp_path, objective, *, has_limit):
-    launcher = ScriptedLauncher(lambda job: ran(job, 1.0, simulated=False))
-    launcher.provenance = Provenance.MEASURED
+    launcher = MeasuredLauncher(lambda job: ran(job, 1.0, simulated=False))
     folder, session = open_search(tmp_path, launcher, budget=2)
     spec = session.spec.model_copy(update={"objective": load_objective(objective)})
-    evaluator = TrialEvaluator(spec)
-    jobs = replace(session.jobs, evaluate=lambda *a: admit(evaluator(*a)))
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, replace(session, jobs=jobs))
-        trial = replace(writer.state.trials[2], outcome=None)
-        limit = find_stop_above(spec, session.space, writer.state, trial)
+    state = run_session(folder, admit_all(session, spec=spec))
+    trial = replace(state.trials[2], outcome=None)
+    limit = find_stop_above(spec, session.space, state, trial)
     assert (limit is not None) == has_limit
-    if objective == "throughput_per_accelerator" and limit is not None:
-        best = writer.state.best
-        assert best is not None
-        ranks = [int(np.prod([t.config.as_int(k) for k in ("tp", "dp", "pp")])) for t in (best, trial)]
+    if objective == "throughput_per_accelerator":
+        ranks = [int(np.prod([t.config.as_int(k) for k in ("tp", "dp", "pp")])) for t in (state.best, trial)]
         assert limit / find_margin(Noise(0.03, 2.0)) == pytest.approx(ranks[0] / ranks[1], rel=0.2)
 
 
 def test_a_failure_of_the_job_is_not_taken_for_an_early_end(tmp_path):
-    def ending(job: Job, step_time_s: float) -> TrainingResult | Failure:
+    def ending(job: Job, step_time_s: float) -> TrainingResult:
         return ran(job, 1.0, simulated=False, status=RunStatus.PRUNED, step_times_s=())
 
-    _, state = search(tmp_path, [1.0], ending)  # type: ignore[arg-type]
-    outcome = state.trials[1].outcome
-    assert outcome is not None
-    assert outcome.failure is not None
-    assert "there are none" in outcome.failure.message
+    _, state = search(tmp_path, [1.0], ending)
+    assert "there are none" in state.trials[1].outcome.failure.message

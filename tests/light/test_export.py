@@ -65,7 +65,6 @@ def test_optuna_opens_the_study_and_finds_the_same_best(run, cli):
     url = cli.out(["export", "r", "--to", "optuna", "--out", "study.db"]).split("optuna-dashboard ")[1].split()[0]
     study = optuna.load_study(study_name="r", storage=url)
     best = run.state.best
-    assert best is not None
     assert study.best_value == best.loss
     assert study.best_trial.params == dict(best.config)
     states = [trial.state.name for trial in study.trials]
@@ -100,7 +99,6 @@ def test_a_card_loads_again_and_its_manifest_is_correct(run):
     assert card.arch.model_copy(update={"num_params": None}) == run.spec.card.arch
     assert tokens_per_step(card) == tokens_per_step(run.spec.card)
     best = run.state.best
-    assert best is not None
     assert data["Model-executor"]["model_plan_parallelization"]["tp"] == best.config["tp"]
     assert "recorded: nothing was run here" in data["description"]
     manifest = json.loads((folder / "evidence" / "manifest.json").read_text(encoding="utf-8"))
@@ -163,7 +161,6 @@ def test_a_card_of_the_template_is_exported_whole_and_loads_to_an_equal_card(pro
 
     ours, again = run.spec.card, load_card(str(entry / f"{entry.name}.yaml"))
     best = run.state.best
-    assert best is not None
     same = ("task", "phase", "family", "work", "precision", "source", "licence")
     assert {name: getattr(again, name) for name in same} == {name: getattr(ours, name) for name in same}
     assert again.arch.model_copy(update={"num_params": ours.arch.num_params}) == ours.arch

@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_launcher import Ending, ScriptedLauncher, ran
-from scripted_search import admit, open_search
+from scripted_launcher import Ending, MeasuredLauncher, ran
+from scripted_search import admit, open_search, run_session
 
 from cclsearch.cli import main
 from cclsearch.core.metrics import Direction
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.evaluation.evaluate import TrialEvaluator
-from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Job
 from cclsearch.launch.local import LocalLauncher
-from cclsearch.loop.jobs import JobRunner
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import begin_or_resume
 from cclsearch.nightly.history import read_night
@@ -45,34 +43,27 @@ QUALITY = Objective(
 )
 
 
-class Measured(ScriptedLauncher):
-    provenance = Provenance.MEASURED
-
-
 def speak(
     project: Path, decide: Callable[[Job], Ending], *, objective: Objective | None = None, budget: int = 3
-) -> tuple[list[str], list[str], dict[str, Any] | None]:
-    """Lines while the search runs, lines of its summary, and `best --json`; every trial that ran is admitted."""
-    folder, session = open_search(project, Measured(decide), budget=budget, parallel=1, max_attempts=1)
+) -> tuple[list[str], str, dict[str, Any] | None]:
+    """Lines while the search runs, the text of its summary, and `best --json`; every trial that ran is admitted."""
+    folder, session = open_search(project, MeasuredLauncher(decide), budget=budget, parallel=1, max_attempts=1)
     spec = session.spec.model_copy(update={"objective": objective or session.spec.objective})
     evaluator = TrialEvaluator(spec)
 
-    def evaluate(*arguments: Any) -> Any:
+    def evaluate(*arguments: Any) -> Outcome:
         outcome = evaluator(*arguments)
-        if outcome.failure:
-            return outcome
-        loss = spec.objective.loss(outcome.metrics)
+        loss = None if outcome.failure else spec.objective.loss(outcome.metrics)
         return admit(outcome).model_copy(update={"loss": loss})
 
-    jobs = JobRunner(spec, session.jobs.launcher, evaluate, lambda trial: make_input(spec, trial))
-    session = replace(session, spec=spec, jobs=jobs)
+    session = replace(session, spec=spec, jobs=replace(session.jobs, spec=spec, evaluate=evaluate))
     shown = io.StringIO()
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
         writer.watch(watch_lines(budget, find_figure(spec), shown))
         run_search(writer, session)
-        summary = summarize_run(spec, writer.state, folder)
-        return shown.getvalue().splitlines(), list(summary), best_as_json(spec, writer.state, folder)
+        summary = "\n".join(summarize_run(spec, writer.state, folder))
+        return shown.getvalue().splitlines(), summary, best_as_json(spec, writer.state, folder)
 
 
 def rate(job: Job) -> Ending:
@@ -80,46 +71,39 @@ def rate(job: Job) -> Ending:
 
 
 def test_a_custom_objective_is_spoken_of_in_its_own_metric_and_unit(project):
-    lines, summary, best = speak(project, rate, objective=QUALITY)
+    lines, text, best = speak(project, rate, objective=QUALITY)
     finished = [line for line in lines if "best so far" in line]
     assert "11 points" in finished[0]
     assert "best so far 13 points" in finished[-1]
-    text = "\n".join(summary)
     assert "my_quality 13 points (greater is better)" in text
     assert "runner-up: trial 2 (my_quality 7.69% lower)" in text
     assert "trial 1: 11 points -> 13 points" in text
     assert "interval of the my_quality: " in text
-    assert best is not None
     assert best["objective_figure"] == {"name": "my_quality", "unit": "points", "value": 13.0}
 
 
 def test_values_of_zero_and_below_are_compared_without_a_ratio(project):
-    _, summary, _ = speak(project, lambda job: ran(job, metrics={"my_quality": job.trial - 3.0}), objective=QUALITY)
-    text = "\n".join(summary)
+    _, text, _ = speak(project, lambda job: ran(job, metrics={"my_quality": job.trial - 3.0}), objective=QUALITY)
     assert "runner-up: trial 2 (my_quality -1 points)" in text
     assert "the first ranked trial: trial 1: -2 points -> 0 points" in text
 
 
 def test_one_configuration_has_no_probability_of_being_the_best(project):
-    _, summary, best = speak(project, ran, budget=1)
-    text = "\n".join(summary)
+    _, text, best = speak(project, ran, budget=1)
     assert "only one configuration was admitted: nothing to compare with" in text
     assert "100%" not in text
-    assert best is not None
     assert best["confidence"]["chance_best"] is None
 
 
 def test_a_clear_winner_is_not_certain(project):
-    _, summary, _ = speak(project, lambda job: ran(job, 10.0**job.trial))
-    text = "\n".join(summary)
+    _, text, _ = speak(project, lambda job: ran(job, 10.0**job.trial))
     assert "more than 99.9% probability of being the best configuration tried" in text
     assert "100%" not in text
 
 
 def test_a_baseline_that_is_not_the_first_trial_is_called_so(project):
     crash = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="boom")
-    _, summary, _ = speak(project, lambda job: crash if job.trial == 1 else ran(job, 5.0 - job.trial), budget=4)
-    text = "\n".join(summary)
+    _, text, _ = speak(project, lambda job: crash if job.trial == 1 else ran(job, 5.0 - job.trial), budget=4)
     assert "than the first ranked trial (trial 2: 3 s -> 1 s" in text
     assert "trial 2 is the first that was ranked, trial 1 was not" in text
 
@@ -136,14 +120,13 @@ def test_a_busy_machine_is_said_before_the_first_trial(monkeypatch):
     launcher = object.__new__(LocalLauncher)
     monkeypatch.setattr("cclsearch.core.processes.measure_load", lambda: 7.04)
     warning = launcher.warn_at_start()
-    assert warning is not None
     assert warning.startswith("other processes use 7.0 of ")
     assert "Stop the processes" in warning
     monkeypatch.setattr("cclsearch.core.processes.measure_load", lambda: 0.1)
     assert launcher.warn_at_start() is None
 
 
-class Busy(Measured):
+class Busy(MeasuredLauncher):
     def warn_at_start(self) -> str | None:
         return f"other processes use {7 + len(self.submitted)}.0 of 2 cores"
 
@@ -163,7 +146,9 @@ def test_the_warning_is_an_event_before_the_first_trial_and_status_shows_the_las
 
 
 def test_what_was_measured_but_not_admitted_is_shown_with_the_rule(project):
-    folder, session = open_search(project, Measured(lambda job: ran(job, 0.68, simulated=False)), budget=1, parallel=1)
+    folder, session = open_search(
+        project, MeasuredLauncher(lambda job: ran(job, 0.68, simulated=False)), budget=1, parallel=1
+    )
     shown = io.StringIO()
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
@@ -215,24 +200,21 @@ def end_in_every_way(project: Path) -> Path:
         kind = kinds.get(job.trial)
         return Failure(stage=Stage.RUN, kind=kind, message="boom") if kind else ran(job, 5.0 - 0.1 * job.trial)
 
-    folder, session = open_search(project, Measured(decide), budget=6, parallel=1, max_attempts=1, confirm=1)
+    folder, session = open_search(project, MeasuredLauncher(decide), budget=6, parallel=1, max_attempts=1, confirm=1)
     evaluator = TrialEvaluator(session.spec)
 
-    def evaluate(trial: Trial, *arguments: Any) -> Any:
+    def evaluate(trial: Trial, *arguments: Any) -> Outcome:
         outcome = evaluator(trial, *arguments)
         if trial.number == 4:
             failure = Failure(stage=Stage.SCORE, kind=FailureKind.JUDGING_ERROR, message="ours")
             return Outcome(provenance=Provenance.MEASURED, failure=failure)
-        return outcome if outcome.failure or trial.number == 3 else admit(outcome)
+        return outcome if trial.number == 3 else admit(outcome)
 
-    jobs = JobRunner(session.spec, session.jobs.launcher, evaluate, lambda trial: make_input(session.spec, trial))
+    state = run_session(folder, replace(session, jobs=replace(session.jobs, evaluate=evaluate)))
+    worse = {"admission": Admission(admitted=False, verdicts=()), "loss": None}
+    refused = state.trials[5].outcome.model_copy(update=worse)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, replace(session, jobs=jobs))
-        run_search(writer, replace(session, jobs=jobs))
-        refused = writer.state.trials[5].outcome
-        assert refused is not None
-        worse = refused.model_copy(update={"admission": Admission(admitted=False, verdicts=()), "loss": None})
-        writer.record(TrialRevised(time_s=writer.state.last_s, trial=5, outcome=worse, text="refused later"))
+        writer.record(TrialRevised(time_s=state.last_s, trial=5, outcome=refused, text="refused later"))
     return folder
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +14,10 @@ from paths import ROOT
 
 from cclsearch.card.load import card_from_mapping
 from cclsearch.card.model import Card
-from cclsearch.core.errors import DamagedLedger, UserError
+from cclsearch.core.errors import UserError
 from cclsearch.core.yaml_file import parse_yaml
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 from cclsearch.nightly.config import NightlyConfig, parse_nightly
-from cclsearch.record.event import Note, SearchStarted
-from cclsearch.record.ledger import fold_ledger, read_events
-from cclsearch.record.line import encode_line
 from cclsearch.scoring.objective import Objective, load_objective
 
 LIGHT = settings(
@@ -36,6 +35,10 @@ VALUES = st.recursive(
 )
 
 
+def read(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
 def spoil(data: Any, path: int, value: Any) -> Any:
     """The data with one of its leaves or branches replaced, chosen by a number."""
     places: list[tuple[Any, Any]] = []
@@ -47,37 +50,43 @@ def spoil(data: Any, path: int, value: Any) -> Any:
             walk(inner)
 
     walk(data)
-    if places:
-        node, key = places[path % len(places)]
-        node[key] = value
+    node, key = places[path % len(places)]
+    node[key] = value
     return data
 
 
-def check_one_line(error: UserError) -> None:
-    text = str(error)
-    assert text
-    assert "\n" not in text
-    assert "Traceback" not in text
-
-
-@LIGHT
-@given(st.integers(0, 10**6), VALUES)
-def test_a_spoiled_card_is_a_card_or_one_line(path, value):
-    data = spoil(yaml.safe_load((ROOT / "workloads" / "wl2.yaml").read_text()), path, value)
+def check_value_or_one_line(make: Callable[[], object], kind: type) -> None:
+    """Assert that the call returns a value of that kind, or refuses its input in one line."""
     try:
-        assert isinstance(card_from_mapping(data, "fuzzed"), Card)
+        assert isinstance(make(), kind)
     except UserError as error:
-        check_one_line(error)
+        text = str(error)
+        assert text
+        assert "\n" not in text
+        assert "Traceback" not in text
 
 
+NIGHT = {
+    "name": "n",
+    "deadline": "06:00 Europe/Paris",
+    "budget": {"trials": 9},
+    "jobs": [{"workload": "wl2", "launcher": "replay", "knobs": ["tp=1,2"]}],
+    "matrix": {"workloads": ["wl1"], "launchers": [None]},
+    "keep": {"nights": 3},
+}
+SPOILED: dict[str, tuple[Any, Callable[[Any], object], type]] = {
+    "card": (read("workloads/wl2.yaml"), lambda data: card_from_mapping(data, "fuzzed"), Card),
+    "profile": (read("launchers/perlmutter.yaml"), lambda data: profile_from_mapping(data, name="fuzzed"), Profile),
+    "nightly file": (NIGHT, lambda data: parse_nightly(data, "nightly.yaml"), NightlyConfig),
+}
+
+
+@pytest.mark.parametrize("kind", SPOILED)
 @LIGHT
-@given(st.integers(0, 10**6), VALUES)
-def test_a_spoiled_profile_is_a_profile_or_one_line(path, value):
-    data = spoil(yaml.safe_load((ROOT / "launchers" / "perlmutter.yaml").read_text()), path, value)
-    try:
-        assert isinstance(profile_from_mapping(data, name="fuzzed"), Profile)
-    except UserError as error:
-        check_one_line(error)
+@given(path=st.integers(0, 10**6), value=VALUES)
+def test_a_spoiled_file_is_a_value_or_one_line(kind, path, value):
+    data, make, made = SPOILED[kind]
+    check_value_or_one_line(lambda: make(spoil(copy.deepcopy(data), path, value)), made)
 
 
 LINES = st.sampled_from(
@@ -94,68 +103,19 @@ LINES = st.sampled_from(
 def test_any_file_is_a_profile_or_one_line(tmp_path, lines, junk):
     file = tmp_path / "fuzzed.yaml"
     file.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass") + junk)
-    try:
-        assert isinstance(load_profile(str(file)), Profile)
-    except UserError as error:
-        check_one_line(error)
+    check_value_or_one_line(lambda: load_profile(str(file)), Profile)
 
 
 @LIGHT
 @given(st.integers(0, 10**6), VALUES)
 def test_a_spoiled_objective_is_an_objective_or_one_line(tmp_path, path, value):
-    data = spoil(yaml.safe_load((ROOT / "objectives" / "composite.yaml").read_text()), path, value)
     file = tmp_path / "fuzzed.yaml"
-    file.write_text(yaml.safe_dump(data, allow_unicode=True), encoding="utf-8", errors="replace")
-    try:
-        assert isinstance(load_objective(str(file)), Objective)
-    except UserError as error:
-        check_one_line(error)
-
-
-NIGHT = {
-    "name": "n",
-    "deadline": "06:00 Europe/Paris",
-    "budget": {"trials": 9},
-    "jobs": [{"workload": "wl2", "launcher": "replay", "knobs": ["tp=1,2"]}],
-    "matrix": {"workloads": ["wl1"], "launchers": [None]},
-    "keep": {"nights": 3},
-}
-
-
-@LIGHT
-@given(st.integers(0, 10**6), VALUES)
-def test_a_spoiled_nightly_file_is_nights_or_one_line(path, value):
-    import copy
-
-    try:
-        assert isinstance(parse_nightly(spoil(copy.deepcopy(NIGHT), path, value), "nightly.yaml"), NightlyConfig)
-    except UserError as error:
-        check_one_line(error)
+    text = yaml.safe_dump(spoil(read("objectives/composite.yaml"), path, value), allow_unicode=True)
+    file.write_text(text, encoding="utf-8", errors="replace")
+    check_value_or_one_line(lambda: load_objective(str(file)), Objective)
 
 
 @LIGHT
 @given(st.text(max_size=80) | st.sampled_from(["a: &a [*a]", "!!python/object/apply:os.system [id]", "? {a: b}", "\t"]))
 def test_any_text_is_a_mapping_or_one_line(text):
-    try:
-        assert isinstance(parse_yaml(text, "fuzzed"), dict)
-    except UserError as error:
-        check_one_line(error)
-
-
-@LIGHT
-@given(st.binary(max_size=60), st.booleans())
-def test_a_torn_last_line_never_happened_and_a_spoiled_line_is_named(tmp_path, junk, in_the_middle):
-    start = encode_line(SearchStarted(time_s=1.0, run_id="r", engine_version="0", spec_sha256="0"))
-    note = encode_line(Note(time_s=2.0, topic="t", text="x"))
-    junk = junk.replace(b"\n", b"")
-    ledger = tmp_path / "ledger.jsonl"
-    tail = b"\n" + note if in_the_middle else b""
-    ledger.write_bytes(start + note + junk + tail)
-    if not in_the_middle:
-        assert len(list(read_events(ledger))) == 2
-        assert len(fold_ledger(ledger).reported) == 1
-        return
-    assert len(list(read_events(ledger))) == 3
-    with pytest.warns(DamagedLedger, match="line 3"):
-        state = fold_ledger(ledger)
-    assert ([line.number for line in state.bad_lines], len(state.reported)) == ([3], 2)
+    check_value_or_one_line(lambda: parse_yaml(text, "fuzzed"), dict)

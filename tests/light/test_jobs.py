@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted_launcher import Ending, FirstJobFinishesLast, ScriptedLauncher, failed, ran
-from scripted_search import admit, open_search
+from scripted_launcher import Ending, FirstJobFinishesLast, MeasuredLauncher, ScriptedLauncher, failed, ran
+from scripted_search import admit_all, open_search, run_session
 
-from cclsearch.core.values import FailureKind, Provenance
-from cclsearch.evaluation.evaluate import TrialEvaluator
+from cclsearch.core.values import FailureKind
 from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import CONFIG_FILE, trial_environment
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import Session, begin_or_resume
-from cclsearch.propose.base import ExpectedOutcome, Proposal, Proposer, SearchView
 from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
-from cclsearch.run.folder import load_run
 from cclsearch.scoring.objective import load_objective
 
 
 def search(project: Path, decide: Callable[[Job], Ending], **limits: int) -> tuple[RunState, ScriptedLauncher]:
     launcher = ScriptedLauncher(decide)
-    folder, session = open_search(project, launcher, **limits)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        return writer.state, launcher
+    return run_session(*open_search(project, launcher, **limits)), launcher
 
 
 def test_an_infrastructure_failure_is_retried_and_costs_no_budget(project):
@@ -63,13 +55,8 @@ def test_every_measured_attempt_gets_a_nonce_of_its_own_which_the_ledger_keeps(p
         jobs.append(job)
         return failed(FailureKind.PREEMPTED) if job.attempt == 1 else ran(job, simulated=False)
 
-    launcher = ScriptedLauncher(decide)
-    launcher.provenance = Provenance.MEASURED
-    folder, session = open_search(project, launcher, keep_going=True)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        nonces = {trial.number: trial.nonce for trial in writer.state.trials.values()}
+    state = run_session(*open_search(project, MeasuredLauncher(decide), keep_going=True))
+    nonces = {trial.number: trial.nonce for trial in state.trials.values()}
     assert len({job.payload.nonce for job in jobs}) == 8
     assert nonces == {job.trial: job.payload.nonce for job in jobs if job.attempt == 2}
     for job in jobs[1::2]:
@@ -81,7 +68,6 @@ def test_every_measured_attempt_gets_a_nonce_of_its_own_which_the_ledger_keeps(p
 def test_a_search_stops_after_3_consecutive_infrastructure_failures(project):
     state, launcher = search(project, lambda job: failed(FailureKind.NODE_FAILED))
     assert state.ended is None
-    assert state.stopped is not None
     assert "3 consecutive infrastructure failures" in state.stopped.reason
     assert state.num_spent == 0
     assert len(launcher.submitted) == 9
@@ -91,31 +77,22 @@ def test_a_search_stops_when_its_allocation_ends_and_can_resume(project):
     """The allocation is too short for the second trial: the search stops at once, and a resume runs that trial."""
     launcher = ScriptedLauncher(lambda job: failed(FailureKind.ALLOCATION_ENDED) if job.trial == 2 else ran(job))
     folder, session = open_search(project, launcher)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        assert writer.state.stopped is not None
-        assert "allocation has ended" in writer.state.stopped.reason
-        assert len(launcher.submitted) == 2
-        launcher.decide = ran
-        begin_or_resume(writer, session)
-        run_search(writer, replace(session, stop=StopSignal()))
-        assert writer.state.ended is not None
-        assert writer.state.trials[2].loss is not None
-        assert len(writer.state.trials) == 4
+    assert "allocation has ended" in run_session(folder, session).stopped.reason
+    assert len(launcher.submitted) == 2
+    launcher.decide = ran
+    state = run_session(folder, replace(session, stop=StopSignal()))
+    assert state.ended is not None
+    assert state.trials[2].loss is not None
+    assert len(state.trials) == 4
 
 
 def test_trials_lost_to_infrastructure_are_retried_after_a_resume(project):
     launcher = ScriptedLauncher(lambda job: failed(FailureKind.NODE_FAILED))
     folder, session = open_search(project, launcher, budget=1000)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        lost = {trial.config for trial in writer.state.trials.values()}
-        launcher.decide = ran
-        begin_or_resume(writer, session)
-        run_search(writer, replace(session, stop=StopSignal()))
-        ranked = {trial.config for trial in writer.state.trials.values() if trial.loss is not None}
+    lost = {trial.config for trial in run_session(folder, session).trials.values()}
+    launcher.decide = ran
+    state = run_session(folder, replace(session, stop=StopSignal()))
+    ranked = {trial.config for trial in state.trials.values() if trial.loss is not None}
     assert len(lost) == 3
     assert lost <= ranked
     assert len(ranked) == len(session.space)
@@ -135,11 +112,20 @@ def test_the_baseline_stays_the_first_trial_that_finished(project):
 
 def test_a_configuration_failure_costs_budget_and_is_not_retried(project):
     state, launcher = search(project, lambda job: failed(FailureKind.OUT_OF_MEMORY))
-    assert [
-        trial.outcome.failure.kind for trial in state.trials.values() if trial.outcome and trial.outcome.failure
-    ] == [FailureKind.OUT_OF_MEMORY] * 4
+    assert [t.outcome.failure.kind for t in state.trials.values()] == [FailureKind.OUT_OF_MEMORY] * 4
     assert len(launcher.submitted) == 4
     assert state.ended is not None
+
+
+def begin_first_trial(writer: RunWriter, session: Session) -> Job:
+    """Record what a search records before it submits trial 1, and return the job."""
+    begin_or_resume(writer, session)
+    writer.record(TrialProposed(time_s=0, trial=1, config=session.space.config(0), proposer="random"))
+    writer.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
+    trial_dir = writer.trial_folder(1).absolute()
+    trial_dir.mkdir(parents=True)
+    payload = make_input(session.spec, writer.state.trials[1])
+    return Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
 
 
 def test_jobs_of_a_killed_search_are_adopted_not_submitted_again(project):
@@ -147,19 +133,9 @@ def test_jobs_of_a_killed_search_are_adopted_not_submitted_again(project):
     launcher = ScriptedLauncher(ran)
     folder, session = open_search(project, launcher, budget=1)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        config = session.space.config(0)
-        writer.record(TrialProposed(time_s=0, trial=1, config=config, proposer="random"))
-        writer.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
-        payload = make_input(session.spec, writer.state.trials[1])
-        trial_dir = writer.trial_folder(1).absolute()
-        trial_dir.mkdir(parents=True)
-        job = Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
+        job = begin_first_trial(writer, session)
         launcher.submit([job])
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        assert writer.state.trials[1].loss == 1.0
+    assert run_session(folder, session).trials[1].loss == 1.0
     assert launcher.submitted == [job.name]
 
 
@@ -167,46 +143,21 @@ def test_a_result_of_a_job_the_launcher_no_longer_lists_is_used(project):
     launcher = ScriptedLauncher(ran)
     folder, session = open_search(project, launcher, budget=1)
     with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        writer.record(TrialProposed(time_s=0, trial=1, config=session.space.config(0), proposer="random"))
-        writer.record(TrialSubmitting(time_s=0, trial=1, attempt=1))
-        trial_dir = writer.trial_folder(1).absolute()
-        trial_dir.mkdir(parents=True)
-        payload = make_input(session.spec, writer.state.trials[1])
-        job = Job(run_id="r", trial=1, attempt=1, trial_dir=trial_dir, payload=payload, timeout_s=60)
-        (trial_dir / "result.json").write_text(ran(job, 0.5).model_dump_json())
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        assert writer.state.trials[1].loss == 0.5
+        job = begin_first_trial(writer, session)
+        (job.trial_dir / "result.json").write_text(ran(job, 0.5).model_dump_json())
+    assert run_session(folder, session).trials[1].loss == 0.5
     assert launcher.submitted == []
 
 
 @pytest.mark.parametrize("detach", [False, True])
 def test_a_stop_cancels_running_jobs_unless_detached(project, detach):
     stop = StopSignal(leave_jobs=detach)
-
-    def decide(job: Job) -> Ending:
-        stop.request("requested by the test")
-        return None
-
-    launcher = ScriptedLauncher(decide)
+    launcher = ScriptedLauncher(lambda job: stop.request("requested by the test"))
     folder, session = open_search(project, launcher)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, replace(session, stop=stop))
-        trial = writer.state.trials[1]
-        assert writer.state.stopped is not None
-        assert (trial.handle is not None) is detach
+    state = run_session(folder, replace(session, stop=stop))
+    assert state.stopped is not None
+    assert (state.trials[1].handle is not None) is detach
     assert launcher.cancelled == ([] if detach else ["r-t0001-a1"])
-
-
-def run_session(folder: Path, session: Session) -> RunState:
-    """Run one session of a search and return its state."""
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-        return writer.state
 
 
 def test_an_unreachable_run_folder_does_not_fail_a_job(project):
@@ -279,10 +230,9 @@ def test_a_file_or_link_where_the_next_trials_folder_belongs_is_moved_aside(proj
     assert not list(elsewhere.iterdir())
 
 
-class OneAtATime(ScriptedLauncher):
+class OneAtATime(MeasuredLauncher):
     """Takes one job at a time, and keeps how many it was given together."""
 
-    provenance = Provenance.MEASURED
     max_parallel = 1
     given: tuple[int, ...] = ()
 
@@ -294,11 +244,7 @@ class OneAtATime(ScriptedLauncher):
 def test_confirmations_are_new_trials_that_cost_no_budget_and_run_one_after_the_other(project):
     launcher = OneAtATime(lambda job: ran(job, 1.0 + 0.001 * job.trial, simulated=False))
     folder, session = open_search(project, launcher, confirm=2)
-    jobs = replace(session.jobs, evaluate=lambda t, p, b, f: admit(TrialEvaluator(session.spec)(t, p, b, f)))
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, replace(session, jobs=jobs))
-        state = writer.state
+    state = run_session(folder, admit_all(session))
     purposes = [trial.purpose.value for trial in state.trials.values()]
     assert purposes == ["search"] * 4 + ["confirmation"] * 2
     assert launcher.given == (1,) * 6
@@ -308,16 +254,12 @@ def test_confirmations_are_new_trials_that_cost_no_budget_and_run_one_after_the_
 
 def test_a_multi_objective_search_confirms_its_pareto_front(project):
     """Fewer ranks are slower, so the fastest configuration of each size is on the Pareto front."""
-    launcher = ScriptedLauncher(lambda job: ran(job, 8.0 / job.payload.num_ranks + 0.01 * job.trial, simulated=False))
-    launcher.provenance = launcher.provenance.MEASURED  # type: ignore[misc]
+    launcher = MeasuredLauncher(lambda job: ran(job, 8.0 / job.payload.num_ranks + 0.01 * job.trial, simulated=False))
     folder, session = open_search(project, launcher, budget=40, confirm=2)
     spec = session.spec.model_copy(update={"objective": load_objective("pareto")})
-    jobs = replace(session.jobs, spec=spec, evaluate=lambda t, p, b, f: admit(TrialEvaluator(spec)(t, p, b, f)))
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, replace(session, spec=spec, jobs=jobs))
-        confirmations = [trial for trial in writer.state.trials.values() if trial.purpose is Purpose.CONFIRMATION]
-    sizes = [int(t.config["tp"]) * int(t.config["dp"]) * int(t.config["pp"]) for t in confirmations]  # type: ignore[arg-type]
+    state = run_session(folder, admit_all(session, spec=spec))
+    confirmations = [trial for trial in state.trials.values() if trial.purpose is Purpose.CONFIRMATION]
+    sizes = [int(t.config["tp"]) * int(t.config["dp"]) * int(t.config["pp"]) for t in confirmations]
     assert sorted(sizes) == [1, 4]
 
 
@@ -327,33 +269,12 @@ def test_a_stop_does_not_count_as_an_attempt(project):
 
     def decide(job: Job) -> Ending:
         if job.attempt <= 3:
-            stop.request("requested by the test")
-            return None
+            return stop.request("requested by the test")
         return failed(FailureKind.PREEMPTED) if job.attempt <= 5 else ran(job)
 
-    launcher = ScriptedLauncher(decide)
-    folder, session = open_search(project, launcher, budget=1)
+    folder, session = open_search(project, ScriptedLauncher(decide), budget=1)
     for _ in range(4):
         stop = StopSignal()
-        with RunWriter(folder) as writer:
-            begin_or_resume(writer, session)
-            run_search(writer, replace(session, stop=stop))
-    trial = load_run(folder).state.trials[1]
+        trial = run_session(folder, replace(session, stop=stop)).trials[1]
     assert trial.loss == 1.0
     assert len(trial.retries) == 5
-
-
-def test_an_expectation_that_is_not_a_finite_number_is_left_out(project):
-    folder, session = open_search(project, ScriptedLauncher(ran), budget=1)
-
-    class Expecting(Proposer):
-        name = "expecting"
-
-        def propose(self, view: SearchView, count: int) -> list[Proposal]:
-            expects = ExpectedOutcome({"step_time_s": math.inf, "peak_memory_gib": 2.0})
-            return [Proposal(view.space.config(0), self.name, expects=expects)]
-
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, replace(session, proposer=Expecting()))
-    assert load_run(folder).state.trials[1].expects.metrics == {"peak_memory_gib": 2.0}

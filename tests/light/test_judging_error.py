@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 from scripted_launcher import ScriptedLauncher, ran
-from scripted_search import open_search
+from scripted_search import open_search, run_session
 
 from cclsearch.analysis.re_evaluate import re_evaluate_run, write_revisions
 from cclsearch.cli import EXIT_DEFECT, main
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Failure, FailureKind
+from cclsearch.core.values import FailureKind
 from cclsearch.evaluation import evaluate
 from cclsearch.launch.base import Job
-from cclsearch.launch.collect import collect_end
 from cclsearch.loop import drive
-from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import begin_or_resume
 from cclsearch.record.event import EndKind
 from cclsearch.record.state import RunState
-from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
 from cclsearch.tasks.training.contract import TrainingResult
 
@@ -42,11 +38,8 @@ ABSURD: dict[str, dict[str, Any]] = {
 
 
 def search(project: Path, decide: Any, **limits: int) -> RunState:
-    folder, session = open_search(project, ScriptedLauncher(decide), **limits)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        run_search(writer, session)
-    return load_run(folder).state
+    run_session(*open_search(project, ScriptedLauncher(decide), **limits))
+    return load_run(project / "runs" / "r").state
 
 
 @pytest.mark.parametrize("what", ABSURD)
@@ -60,18 +53,14 @@ def test_an_absurd_figure_costs_no_other_trial(project, what):
     assert (len(state.trials), state.num_unfinished, state.ended is not None) == (4, 0, True)
     for number in (1, 3, 4):
         outcome = state.trials[number].outcome
-        assert outcome is not None
         assert (outcome.failure, outcome.metrics["step_time_s"]) == (None, 1.0)
-    absurd = state.trials[2].outcome
-    assert absurd is not None
-    own_fault = (FailureKind.CRASHED, FailureKind.WORK_MISMATCH)
-    assert absurd.failure is None or absurd.failure.kind in own_fault
+    failure = state.trials[2].outcome.failure
+    assert failure is None or failure.kind in (FailureKind.CRASHED, FailureKind.WORK_MISMATCH)
 
 
 def test_a_derived_metric_that_is_not_finite_is_left_out_and_a_note_says_so(project):
     state = search(project, lambda job: ran(job, energy_j=1e308), budget=1)
     outcome = state.trials[1].outcome
-    assert outcome is not None
     assert "energy_j_per_mtoken" not in outcome.metrics
     assert outcome.metrics["energy_j_per_step"] == 1e308
     assert "energy_j_per_mtoken would be inf and was left out" in outcome.notes
@@ -97,8 +86,6 @@ def test_a_judging_error_costs_no_budget_teaches_nothing_and_keeps_its_traceback
     broken.add(2)
     state = search(project, ran, parallel=1)
     outcome = state.trials[2].outcome
-    assert outcome is not None
-    assert outcome.failure is not None
     assert (outcome.failure.kind, outcome.loss, outcome.metrics) == (FailureKind.JUDGING_ERROR, None, {})
     assert "our own mistake" in outcome.failure.message
     assert "judging_error.txt" in outcome.failure.message
@@ -119,7 +106,6 @@ def test_three_judging_errors_in_a_row_stop_the_search_with_their_own_exit_code(
     monkeypatch.setattr(drive, "open_session", lambda *_, **__: session)
     assert main(["resume", "r", "--quiet"]) == EXIT_DEFECT == 70
     state = load_run(folder).state
-    assert state.stopped is not None
     assert state.stopped.kind is EndKind.JUDGING_ERRORS
     assert "judging_error.txt of trial 6" in state.stopped.reason
     assert (list(state.trials), state.num_spent) == ([1, 2, 3, 4, 5, 6], 1)
@@ -141,7 +127,6 @@ def test_admit_judges_such_a_trial_later_and_writes_it(project, broken, monkeypa
     assert main(["admit", "r", "--write"]) == 0
     state = load_run(folder).state
     trial = state.trials[2]
-    assert trial.outcome is not None
     assert (trial.outcome.failure, trial.outcome.metrics["step_time_s"], state.num_spent) == (None, 1.0, 5)
     assert state.unjudged == []
     assert [o.trial for o in state.trials.observe()] == [1, 2, 3, 4, 5]
@@ -160,22 +145,13 @@ def test_verdicts_that_another_process_wrote_in_the_meantime_are_not_overwritten
     assert (folder / "ledger.jsonl").read_bytes() == before
 
 
-def test_only_the_engine_can_say_that_judging_failed(tmp_path):
-    claim = {"stage": "score", "kind": "judging_error", "message": "free of charge"}
-    (tmp_path / "result.json").write_text(json.dumps({"status": "failed", "failure": claim}))
-    found = collect_end(tmp_path)
-    assert isinstance(found, Failure)
-    assert (found.kind, found.message) == (FailureKind.CRASHED, "free of charge")
-
-
 def test_a_folder_in_place_of_our_own_files_does_not_stop_the_search(project):
     def decide(job: Job) -> TrainingResult:
         for name in ("metrics.json", "admission.json", "judging_error.txt"):
             (job.trial_dir / name / "of-the-job").mkdir(parents=True)
         return ran(job)
 
-    state = search(project, decide, budget=2)
-    assert state.ended is not None
+    assert search(project, decide, budget=2).ended is not None
     folder = project / "runs" / "r" / "trials" / "0001"
     assert json.loads((folder / "metrics.json").read_text())["metrics"]["step_time_s"] == 1.0
     assert (folder / "metrics.json.1" / "of-the-job").is_dir()
@@ -196,13 +172,9 @@ def test_a_search_that_a_launcher_refused_is_stopped_with_the_reason_not_killed(
         def submit(self, jobs: Any) -> Any:
             raise UserError("no such partition: token=hf_" + "b" * 34)
 
-    folder, session = open_search(project, Refusing(ran))
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        with pytest.raises(UserError, match="no such partition"):
-            run_search(writer, session)
+    with pytest.raises(UserError, match="no such partition"):
+        run_session(*open_search(project, Refusing(ran)))
     run = load_run(project / "runs" / "r")
     assert run.status == "stopped"
-    assert run.state.stopped is not None
     assert (run.state.stopped.kind, "no such partition" in run.state.stopped.reason) == (EndKind.REFUSED, True)
     assert "hf_bbb" not in run.state.stopped.reason

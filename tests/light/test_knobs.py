@@ -215,7 +215,6 @@ def test_a_degree_of_a_plugin_multiplies_the_ranks():
     assert verdicts["num_accelerators"].summary == "tp x dp x pp x xp is 16, the number of accelerators"
     assert canonical_name("extra_parallel_size") == "xp"
     rule = RULES["num_accelerators"](card, {"knobs": ("xp", "workers")})
-    assert rule is not None
     assert rule.summary == "xp is 16, the number of accelerators", "the space has none of the other degrees"
     assert rule.explain({"xp": 2, "workers": 4}) == "xp 2 is 2 of 16 accelerators"
 

@@ -79,16 +79,14 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
     ledger.append(note("before"))
     real = os.pwrite
 
-    def full(fd: int, data: bytes, offset: int) -> int:
-        if len(data) > 20:
+    def write_20_bytes_once(fd: int, data: bytes, offset: int) -> int:
+        if len(data) > 80:
             return real(fd, data[:20], offset)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(
-        os, "pwrite", lambda fd, data, at: real(fd, data[:20], at) if len(data) > 80 else full(fd, data, at)
-    )
+    monkeypatch.setattr(os, "pwrite", write_20_bytes_once)
     with pytest.raises(OSError, match="No space"):
-        ledger.append(note("x" * 50))
+        ledger.append(note("x" * 15))
     monkeypatch.setattr(os, "pwrite", real)
     ledger.append(note("after"))
     ledger.close()
@@ -103,24 +101,6 @@ def bad_lines(path: Path) -> list[BadLine]:
     return found
 
 
-def test_a_damaged_line_is_named_by_its_number_and_all_others_are_read(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    write(path, "a", "b", "c")
-    path.write_bytes(path.read_bytes().replace(b'"text":"b"', b'"text":7'))
-    assert texts(path) == ["a", "c"]
-    [line] = bad_lines(path)
-    assert (line.number, line.event, line.trial) == (2, "note", None)
-    assert "line 2 (note): its checksum does not match" in explain_bad_lines(path, [line])
-
-
-def test_a_number_that_json_does_not_have_is_named_with_its_line(tmp_path):
-    path = tmp_path / "ledger.jsonl"
-    body = b'{"event":"note","time_s":NaN,"topic":"t","text":"a"'
-    path.write_bytes(body + b',"crc":"%08x"}\n' % zlib.crc32(body))
-    [line] = bad_lines(path)
-    assert line.describe() == "line 1 (note): time_s: Input should be a finite number"
-
-
 def test_each_line_ends_with_the_checksum_of_the_bytes_before_it(tmp_path):
     path = tmp_path / "ledger.jsonl"
     write(path, "a", "ü")
@@ -133,8 +113,8 @@ def test_each_line_ends_with_the_checksum_of_the_bytes_before_it(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (b'"text":"b"', b'"text":"c"', "its checksum does not match"),
-        (b',"crc":"', b',"crd":"', "it has no checksum"),
+        (b'"text":"b"', b'"text":"c"', "line 2 (note): its checksum does not match"),
+        (b',"crc":"', b',"crd":"', "line 2 (note): it has no checksum"),
         (b'"}\n{"event":"note","time_s":1.0,"text":"c"', b'"\n{"event":"note","time_s":1.0,"text":"c"', "no checksum"),
     ],
 )
@@ -145,7 +125,8 @@ def test_a_changed_line_is_not_used_and_named_with_its_number(tmp_path, old, new
     assert old in rest
     path.write_bytes(first + b"\n" + rest.replace(old, new, 1))
     [line] = bad_lines(path)
-    assert (line.number, problem in line.problem) == (2, True)
+    assert (line.number, line.trial) == (2, None)
+    assert problem in line.describe()
     assert texts(path) == ["a", "c"]
 
 

@@ -68,23 +68,22 @@ def put(data: Any, path: tuple[Any, ...], value: Any) -> None:
     data[path[-1]] = value
 
 
+START = SearchStarted(time_s=1, run_id="r", engine_version="1", spec_sha256="0")
+
+
+def propose(number: int, tp: int) -> TrialProposed:
+    return TrialProposed(time_s=1, trial=number, config=Config(tp=tp), proposer="random")
+
+
+def end(number: int, loss: float) -> TrialFinished:
+    admitted = Admission(admitted=True, verdicts=())
+    outcome = Outcome(provenance=Provenance.MEASURED, loss=loss, admission=admitted)
+    return TrialFinished(time_s=2, trial=number, attempt=1, outcome=outcome)
+
+
 ODD_VALUES = [
-    None,
-    -1,
-    0,
-    10**9,
-    10**30,
-    1e308,
-    5e-324,
-    math.inf,
-    math.nan,
-    "",
-    "x" * 300,
-    "\ud800",
-    [],
-    {},
-    [[[]]],
-    True,
+    *(None, True, -1, 0, 10**9, 10**30, 1e308, 5e-324, math.inf, math.nan),
+    *("", "x" * 300, "\ud800", [], {}, [[[]]]),
 ]
 
 
@@ -174,11 +173,8 @@ def test_expected_figures_that_are_not_finite_are_left_out():
 
 def test_a_trial_whose_proposal_is_damaged_is_left_out_and_its_number_is_not_used_again(tmp_path):
     path = tmp_path / LEDGER_FILE
-    start = SearchStarted(time_s=1, run_id="r", engine_version="1", spec_sha256="0")
-    events = [TrialProposed(time_s=1, trial=n, config=Config(tp=n), proposer="random") for n in (1, 2, 3)]
-    outcome = Outcome(provenance=Provenance.MEASURED)
-    ends = [TrialFinished(time_s=2, trial=n, attempt=1, outcome=outcome) for n in (1, 2, 3)]
-    lines = [encode_line(event) for event in (start, *events, *ends)]
+    events = [START, *(propose(n, n) for n in (1, 2, 3)), *(end(n, 1.0) for n in (1, 2, 3))]
+    lines = [encode_line(event) for event in events]
     lines[3] = lines[3].replace(b"random", b"rAndom")
     path.write_bytes(b"".join(lines))
     with pytest.warns(DamagedLedger) as caught:
@@ -235,9 +231,7 @@ EDITED: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("edit", EDITED)
 def test_a_ledger_that_an_editor_on_windows_saved_is_read_in_full_and_continued(tmp_path, edit):
     path = tmp_path / LEDGER_FILE
-    start = SearchStarted(time_s=1, run_id="r", engine_version="1", spec_sha256="0")
-    trials = [TrialProposed(time_s=1, trial=n, config=Config(tp=n), proposer="random") for n in (1, 2)]
-    path.write_bytes(EDITED[edit](b"".join(map(encode_line, (start, *trials)))))
+    path.write_bytes(EDITED[edit](b"".join(map(encode_line, (START, propose(1, 1), propose(2, 2))))))
     ledger = Ledger(path)
     ledger.append(Note(topic="t", text="after"))
     ledger.close()
@@ -271,26 +265,6 @@ def test_an_odd_file_of_a_run_is_refused_in_one_line_or_replaced_and_never_waite
         assert any(word in line for word in ("is not a regular file", "symbolic links", "UTF-16", "must be UTF-8"))
 
 
-def test_a_second_proposal_of_a_trial_does_not_replace_the_first(tmp_path):
-    path = tmp_path / LEDGER_FILE
-    events = [TrialProposed(time_s=1, trial=1, config=Config(tp=n), proposer="random") for n in (1, 2)]
-    path.write_bytes(b"".join(map(encode_line, events)))
-    state = fold(path)
-    assert state.trials[1].config == Config(tp=1)
-    assert [line.problem for line in state.bad_lines] == ["trial 1 was proposed before"]
-
-
-def propose(number: int, tp: int) -> TrialProposed:
-    return TrialProposed(time_s=1, trial=number, config=Config(tp=tp), proposer="random")
-
-
-def end(number: int, loss: float) -> TrialFinished:
-    admitted = Admission(admitted=True, verdicts=())
-    outcome = Outcome(provenance=Provenance.MEASURED, loss=loss, admission=admitted)
-    return TrialFinished(time_s=2, trial=number, attempt=1, outcome=outcome)
-
-
-START = SearchStarted(time_s=1, run_id="r", engine_version="1", spec_sha256="0")
 CONTESTED = "trial 1 was proposed twice, and this may be about either configuration"
 MERGED: dict[str, tuple[list[Event], dict[int, float | None], list[str]]] = {
     "an end again": ([START, propose(1, 1), end(1, 2.0), end(1, 2.0)], {1: 2.0}, ["trial 1 had ended before"]),
@@ -303,11 +277,7 @@ MERGED: dict[str, tuple[list[Event], dict[int, float | None], list[str]]] = {
     "by time": (
         [START, propose(1, 1), propose(1, 4), end(1, 0.5), end(1, 2.0), propose(2, 2), end(2, 3.0)],
         {1: None, 2: 3.0},
-        [
-            "trial 1 was proposed before",
-            CONTESTED,
-            CONTESTED,
-        ],
+        ["trial 1 was proposed before", CONTESTED, CONTESTED],
     ),
     "by time, and resumed": (
         [START, propose(1, 1), propose(1, 4), end(1, 0.5), SearchResumed(engine_version="1", budget=9), end(1, 2.0)],

@@ -50,34 +50,31 @@ def uneven() -> LinkMatrix:
     )
 
 
-def test_a_ring_is_as_fast_as_its_slowest_link():
-    ring = slowest_ring(uneven(), np.array([[0, 1, 2, 3]]), ring_per_port=False)
-    around = slowest_ring(uneven(), np.array([[0, 2, 1, 3]]), ring_per_port=False)
-    assert (ring.bytes_s, ring.crosses) == (GB / 8, True)
-    assert ring.latency_s == pytest.approx(5e-6)
-    assert around.bytes_s == GB  # c and d are no neighbours there
+EIGHT = [list(range(8))]
+STRIDED = [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
-def test_of_several_groups_the_slowest_decides():
-    pairs = slowest_ring(uneven(), np.array([[0, 1], [2, 3]]), ring_per_port=True)
-    crossed = slowest_ring(uneven(), np.array([[0, 2], [1, 3]]), ring_per_port=True)
-    assert (pairs.bytes_s, crossed.bytes_s) == (GB / 8, GB)
-
-
-def test_members_of_one_node_use_all_ports_if_each_has_a_ring():
-    whole = np.arange(8)[None]
-    assert slowest_ring(two_nodes(), whole, ring_per_port=True).bytes_s == 40 * GB
-    assert slowest_ring(two_nodes(), whole, ring_per_port=False).bytes_s == 10 * GB
-    assert slowest_ring(two_nodes(places_per_port=4), whole, ring_per_port=True).bytes_s == 10 * GB
-
-
-def test_groups_that_cross_at_once_share_the_ports():
-    strided = np.array([[0, 4], [1, 5], [2, 6], [3, 7]])
-    assert slowest_ring(two_nodes(), strided, ring_per_port=True).bytes_s == 10 * GB
-    assert slowest_ring(two_nodes(places_per_port=4), strided, ring_per_port=True).bytes_s == 2.5 * GB
-    assert slowest_ring(two_nodes(places_per_port=2), strided, ring_per_port=False).bytes_s == 5 * GB
-    inside = slowest_ring(two_nodes(places_per_port=4), np.arange(8).reshape(2, 4), ring_per_port=True)
-    assert (inside.bytes_s, inside.crosses) == (100 * GB, False)
+@pytest.mark.parametrize(
+    ("links", "groups", "ring_per_port", "gb_s"),
+    [
+        pytest.param(uneven(), [[0, 1, 2, 3]], False, 1 / 8, id="the slowest link of a ring decides"),
+        pytest.param(uneven(), [[0, 2, 1, 3]], False, 1, id="c and d are no neighbours there"),
+        pytest.param(uneven(), [[0, 1], [2, 3]], True, 1 / 8, id="of several groups the slowest decides"),
+        pytest.param(uneven(), [[0, 2], [1, 3]], True, 1, id="no group has the slow link"),
+        pytest.param(two_nodes(), EIGHT, True, 40, id="a ring for each port uses all ports"),
+        pytest.param(two_nodes(), EIGHT, False, 10, id="one ring uses one port"),
+        pytest.param(two_nodes(places_per_port=4), EIGHT, True, 10, id="a node has one port"),
+        pytest.param(two_nodes(), STRIDED, True, 10, id="each group that crosses has its port"),
+        pytest.param(two_nodes(places_per_port=4), STRIDED, True, 2.5, id="four groups share a port"),
+        pytest.param(two_nodes(places_per_port=2), STRIDED, False, 5, id="two groups share a port"),
+        pytest.param(two_nodes(places_per_port=4), [EIGHT[0][:4], EIGHT[0][4:]], True, 100, id="inside nodes"),
+    ],
+)
+def test_a_ring_is_as_fast_as_its_slowest_link_and_groups_share_ports(links, groups, ring_per_port, gb_s):
+    ring = slowest_ring(links, np.array(groups), ring_per_port=ring_per_port)
+    is_inside = gb_s == 100
+    assert (ring.bytes_s, ring.crosses) == (gb_s * GB, not is_inside)
+    assert ring.latency_s == pytest.approx(2e-6 if is_inside else 5e-6 if links == uneven() else 10e-6)
 
 
 def test_chains_pass_only_their_own_links():
@@ -254,12 +251,11 @@ def test_only_groups_on_the_slow_link_pay_for_it():
 
 
 def test_the_order_of_the_degrees_decides_what_crosses_nodes():
-    rows = [row_of(tp=8, dp=1, pp=4, rank_order=order) for order in ("tp-dp-pp", "pp-tp-dp")]
-    layout_rows = space_of(rows)
-    parts = parts_of(nodes(4), *rows)
-    at = [int(layout_rows.matching({"rank_order": row["rank_order"]}).nonzero()[0][0]) for row in rows]  # type: ignore[dict-item]
-    assert parts.tp_scale_out[at[0]] == 0 < parts.tp_scale_out[at[1]]
-    assert parts.p2p[at[0]] > parts.p2p[at[1]]
+    inner, outer = (
+        parts_of(nodes(4), row_of(tp=8, dp=1, pp=4, rank_order=order)) for order in ("tp-dp-pp", "pp-tp-dp")
+    )
+    assert inner.tp_scale_out[0] == 0 < outer.tp_scale_out[0]
+    assert inner.p2p[0] > outer.p2p[0]
 
 
 def test_the_host_order_avoids_a_slow_link():
@@ -366,17 +362,18 @@ def test_place_writes_the_host_of_each_rank(site, cli):
 
 def test_what_if_says_what_mending_a_slow_link_brings(site, cli):
     ask = ["links", "what-if", "--launcher", "site", "-w", "wl2", "--config", "tp=8,dp=4,pp=1,micro_batch_size=1"]
+
+    def answer(links: LinkMatrix) -> dict[str, float]:
+        (site / "launchers" / "site.links.csv").write_text(write_links(links))
+        asked = cli.json([*ask, "--json"])
+        assert asked["provenance"] == "predicted"
+        return {each["links"]: each["value"] for each in asked["links"]}
+
     assert "profile site has no measured links" in cli.err(ask)
-    (site / "launchers" / "site.links.csv").write_text(write_links(nodes(4, slow=(1, 2))))
-    asked = cli.json([*ask, "--json"])
-    assert asked["provenance"] == "predicted"
-    seconds = {each["links"]: each["value"] for each in asked["links"]}
-    measured = seconds["as measured"]
+    seconds = answer(nodes(4, slow=(1, 2)))
     repaired = seconds["n1 and n2 (the slowest) as fast as the median"]
-    assert repaired < measured / 1.2
+    assert repaired < seconds["as measured"] / 1.2
     assert repaired == pytest.approx(seconds["no link slower than the median"]), "only one pair was slow"
-    assert seconds["links inside nodes twice as fast"] < measured
-    (site / "launchers" / "site.links.csv").write_text(write_links(nodes(4)))
-    whole = {each["links"]: each["value"] for each in cli.json([*ask, "--json"])["links"]}
-    assert whole["as measured"] == pytest.approx(repaired)
-    assert "predicted, before calibration by trials" in cli.out(ask[:-2])
+    assert seconds["links inside nodes twice as fast"] < seconds["as measured"]
+    assert answer(nodes(4))["as measured"] == pytest.approx(repaired)
+    assert "predicted, before calibration by trials" in cli.out(ask)

@@ -46,7 +46,6 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path):
         "lock = FolderLock(Path(sys.argv[1])); lock.__enter__(); print('held', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"
         with pytest.raises(UserError), FolderLock(tmp_path):
             pass
@@ -111,7 +110,6 @@ def test_a_search_in_another_pid_namespace_keeps_its_lock_until_it_ends(tmp_path
     )
     command = [*NEW_NAMESPACE, sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         if process.stdout.readline() != b"held\n":
             pytest.skip("no PID namespace can be made here")
         os.utime(tmp_path / "lock", (1, 1))
@@ -178,7 +176,6 @@ def test_a_zombie_process_does_not_keep_the_lock(tmp_path):
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         assert is_locked(tmp_path)
         process.kill()
