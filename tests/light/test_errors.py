@@ -22,17 +22,7 @@ RUN = ["run", "--workload", "wl2", "--launcher", "replay"]
 LONG = "x" * 300
 """Longer than any file system allows a name to be."""
 RUN_COMMANDS = (
-    "resume",
-    "status",
-    "best",
-    "show",
-    "admit",
-    "replay-turns",
-    "clean",
-    "export",
-    "report",
-    "pareto",
-    "watch",
+    *("resume", "status", "best", "show", "admit", "replay-turns", "clean", "export", "report", "pareto", "watch"),
     "dashboard",
 )
 
@@ -159,33 +149,31 @@ def test_a_mistake_gives_one_line_and_starts_nothing(mistakes, capsys):
 
 
 @pytest.mark.parametrize("command", RUN_COMMANDS)
-def test_a_missing_newer_or_broken_run_is_named(command, mistakes, capsys):
-    more = ["1"] if command in ("show", "logs") else []
+def test_a_missing_newer_or_broken_run_is_named(command, mistakes, cli):
+    more = ["1"] if command == "show" else []
     expected = {"nowhere": "there is no run 'nowhere' in", "folder": "there is no run 'folder' in"}
     if command != "replay-turns":  # `replay-turns` reads only the turns of a run
         expected |= {"newer": "was written by a newer ccl-search", "broken": "search.yaml: line 2: "}
     for name, message in expected.items():
-        assert main([command, name, *more]) == 2
-        captured = capsys.readouterr().err
-        assert message in captured
-        assert captured.count("\n") == 1
+        error = cli.err([command, name, *more])
+        assert message in error
+        assert error.count("\n") == 1
 
 
-def test_a_command_suggested_by_an_error_works_as_printed(mistakes, capsys):
-    assert main(["predict", "--workload", "wl2", "--config", "tp=16,dp=16", "--set", "model_family=my model"]) == 2
-    [command] = re.findall(r"`ccl-search (.*?)`", capsys.readouterr().err)
-    assert main(shlex.split(command)) == 1
-    assert "NO" in capsys.readouterr().out
-    assert main([*RUN, "--budget", "1", "--name", "r", "--runs", "my runs", "--quiet"]) == 0
-    capsys.readouterr()
-    assert main([*RUN, "--budget", "1", "--name", "r", "--runs", "my runs", "--quiet"]) == 2
-    [command] = re.findall(r"`ccl-search (.*?)`", capsys.readouterr().err)
-    assert main(shlex.split(command)) == 0
+def test_a_command_suggested_by_an_error_works_as_printed(mistakes, cli):
+    def find_suggested(error: str) -> list[str]:
+        [command] = re.findall(r"`ccl-search (.*?)`", error)
+        return shlex.split(command)
+
+    wrong = ["predict", "--workload", "wl2", "--config", "tp=16,dp=16", "--set", "model_family=my model"]
+    assert "NO" in cli.out(find_suggested(cli.err(wrong)), 1)
+    run = [*RUN, "--budget", "1", "--name", "r", "--runs", "my runs", "--quiet"]
+    cli.out(run)
+    assert main(find_suggested(cli.err(run))) == 0
 
 
-def test_report_all_skips_unreadable_runs(mistakes, capsys):
-    assert main(["report", "--all", "--out", "all.html", "--no-png"]) == 0
-    shown = capsys.readouterr().out
+def test_report_all_skips_unreadable_runs(mistakes, cli):
+    shown = cli.out(["report", "--all", "--out", "all.html", "--no-png"])
     assert "note: newer is skipped: " in shown
     assert "note: broken is skipped: " in shown
     assert (mistakes / "all.html").is_file()
@@ -200,28 +188,26 @@ def test_a_folder_in_place_of_the_verdicts_is_moved_aside(mistakes):
     assert verdicts.with_name("admission.json.1").is_dir()
 
 
-def test_help_with_a_command_shows_that_commands_help(capsys):
+def test_help_with_a_command_shows_that_commands_help(capsys, cli):
     with pytest.raises(SystemExit) as ended:
         main(["help", "policy"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("usage: ccl-search policy")
-    assert main(["help", "polcy"]) == 2
-    assert "did you mean 'policy'?" in capsys.readouterr().err
+    assert "did you mean 'policy'?" in cli.err(["help", "polcy"])
 
 
-@pytest.mark.parametrize("name", ["launcher", "llm", "objective"])
 @pytest.mark.parametrize("command", ["run", "sweep"])
-def test_an_error_in_the_settings_names_the_settings_file(name, command, project, capsys):
+@pytest.mark.parametrize("name", ["launcher", "llm", "objective"])
+def test_an_error_in_the_settings_names_the_settings_file(name, command, project, cli):
     (project / "ccl-search.yaml").write_text(f"{name}: nowhere\n")
     more = [] if name == "launcher" else ["--launcher", "replay"]
-    code = main([command, "--workload", "wl2", "--dry-run", *more])
-    captured = capsys.readouterr().err
+    words = [command, "--workload", "wl2", "--dry-run", *more]
     if (name, command) == ("objective", "sweep"):
-        assert code == 0  # a sweep does not use the objective of the settings
+        assert cli.err(words, 0) == "", "a sweep does not use the objective of the settings"
         return
-    assert code == 2
-    assert "'nowhere'" in captured
-    assert captured.endswith(f"(`{name}` in ccl-search.yaml)\n")
+    error = cli.err(words)
+    assert "'nowhere'" in error
+    assert error.endswith(f"(`{name}` in ccl-search.yaml)\n")
 
 
 @pytest.mark.parametrize(
@@ -231,22 +217,14 @@ def test_an_error_in_the_settings_names_the_settings_file(name, command, project
         ("run -w wl2", "cclsearch.cli.run.plan_search", "Continue with `ccl-search resume last`\n"),
     ],
 )
-def test_ctrl_c_prints_one_line_and_how_to_continue(
-    project,
-    monkeypatch,
-    capsys,
-    command,
-    interrupted,
-    message,
-):
+def test_ctrl_c_prints_one_line_and_how_to_continue(project, monkeypatch, cli, command, interrupted, message):
     def interrupt(asked: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(interrupted, interrupt)
-    assert main(shlex.split(command)) == EXIT_INTERRUPTED
-    captured = capsys.readouterr().err
-    assert captured.endswith(message)
-    assert captured.count("\n") == 1
+    error = cli.err(shlex.split(command), EXIT_INTERRUPTED)
+    assert error.endswith(message)
+    assert error.count("\n") == 1
 
 
 ODD: dict[str, Callable[[Path], object]] = {
@@ -269,13 +247,13 @@ ODD: dict[str, Callable[[Path], object]] = {
         ("ccl-search.yaml", ()),
     ],
 )
-def test_an_odd_file_of_a_project_is_named_and_never_waited_for(project, capsys, name, option, odd):
+def test_an_odd_file_of_a_project_is_named_and_never_waited_for(project, cli, name, option, odd):
     path = project / name
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     ODD[odd](path)
-    assert main(["run", "--workload", "wl2", "--launcher", "replay", "--budget", "1", "--dry-run", *option]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    run = ["run", "--workload", "wl2", "--launcher", "replay", "--budget", "1", "--dry-run", *option]
+    [line] = cli.err(run).splitlines()
     assert str(path) in line
     assert ("must be under 8 MiB" if odd == "8 GiB" else "is not a regular file") in line
 
@@ -296,12 +274,11 @@ def test_a_failed_write_is_a_user_error_and_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["score", "what-if", "run -w wl2 --recording", "bench", "init --yes", "run -w"])
-def test_an_unreadable_folder_is_a_user_error(command, project, capsys):
+def test_an_unreadable_folder_is_a_user_error(command, project, cli):
     closed = project / "closed"
     closed.mkdir(mode=0)
     try:
         with enforced_permissions():
-            assert main([*shlex.split(command), str(closed)]) == 2
+            assert cli.err([*shlex.split(command), str(closed)]).count("\n") == 1
     finally:
         closed.chmod(0o700)
-    assert capsys.readouterr().err.count("\n") == 1
