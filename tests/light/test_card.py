@@ -8,20 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.load import card_from_mapping, inspect_card, inspect_mapping, load_card
 from cclsearch.card.model import Phase
 from cclsearch.core.content import list_content, shipped_root
 from cclsearch.core.errors import UserError
 
 ARCH = {
-    "num_layers": 32,
-    "num_heads": 32,
-    "num_kv_heads": 8,
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
+    **{"num_layers": 32, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+    **{"hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256},
 }
 SHIPPED = [f"wl{i}" for i in range(1, 8)] + ["tiny", "tiny-moe", "tiny-jax"]
 
@@ -78,17 +72,6 @@ def test_every_shipped_workload_is_a_complete_training_card(name):
     assert raw["sources"], "every number names its source"
 
 
-def test_wl2_is_llama_8b_on_sixteen_a100():
-    card = load_card("wl2")
-    arch, hardware = card.arch, card.hardware
-    assert (arch.num_layers, arch.num_heads, arch.num_kv_heads, arch.hidden_size) == (32, 32, 8, 4096)
-    assert (arch.intermediate_size, arch.vocab_size) == (14336, 128256)
-    assert (card.number("global_batch_size"), card.number("seq_len"), tokens_per_step(card)) == (32, 1024, 32768)
-    assert (hardware.accelerator, hardware.num_accelerators, hardware.accelerators_per_node) == ("a100-40", 16, 4)
-    assert card.recording is not None
-    assert (shipped_root() / "workloads" / "recordings" / card.recording / "trials.csv").is_file()
-
-
 def test_shipped_recordings_name_source_and_licence():
     cards = {
         folder.name: yaml.safe_load((folder / "card.yaml").read_text(encoding="utf-8"))
@@ -123,8 +106,7 @@ def test_missing_widths_are_listed_with_their_settings_and_never_guessed(tmp_pat
     assert message.startswith(path)
     assert "\n" not in message
     assert f"workload.model.model_arch has no {', '.join(sorted(ARCH, key=message.index))}: give" in message
-    for field in ARCH:
-        assert f"--set {field}=N" in message
+    assert [field for field in ARCH if f"--set {field}=N" not in message] == []
     settings = [f"{field}={value}" for field, value in ARCH.items()]
     assert load_card(path, sets=settings).arch.hidden_size == 4096
 
@@ -155,24 +137,23 @@ def test_the_catalogue_replaces_bandwidths_that_are_not_numbers(pair, used):
     assert "scale_out_gbps" in {inferred.field for inferred in card.inferred}
 
 
-def test_a_setting_corrects_swapped_bandwidths(tmp_path):
-    path = write(tmp_path, make_card(**{BANDWIDTH: [2400, 200]}))
-    hardware = load_card(path, sets=["bandwidth_gbps=[200,2400]"]).hardware
-    assert (hardware.scale_out_gbps, hardware.scale_up_gbps) == (200, 2400)
-
-
-def test_missing_memory_is_that_of_the_smallest_size_that_is_sold_and_a_note_says_so():
-    found = card_from_mapping(make_card(**{f"{XPU}model": "nvidia_h100", f"{XPU}memory_gb": None}), "h")
-    assert found.hardware.memory_gib == 80
-    assert any("memory_gb 80; source: the catalogue of accelerators" in remark for remark in found.remarks)
-    for model, memory_gib, why in (
+@pytest.mark.parametrize(
+    ("model", "memory_gib", "why"),
+    [
+        ("nvidia_h100", 80, "memory_gb 80; source: the catalogue of accelerators"),
         ("nvidia_a100", 40, "sold with 40 or 80 GiB, and what fits into 40 fits into all"),
         ("V100", 16, "sold with 16 or 32 GiB"),
         ("NVIDIA A100-SXM4-80GB", 80, "the accelerator's name 'NVIDIA A100-SXM4-80GB'"),
-    ):
-        found = card_from_mapping(make_card(**{f"{XPU}model": model, f"{XPU}memory_gb": None}), "a")
-        assert found.hardware.memory_gib == memory_gib
-        assert any(why in remark for remark in found.remarks)
+        ("MI250X", 64, "the catalogue of accelerators: every mi250x-gcd has 64 GiB"),
+    ],
+)
+def test_missing_memory_is_that_of_the_smallest_size_that_is_sold_and_a_note_says_so(model, memory_gib, why):
+    found = card_from_mapping(make_card(**{f"{XPU}model": model, f"{XPU}memory_gb": None}), "a")
+    assert found.hardware.memory_gib == memory_gib
+    assert any(why in remark for remark in found.remarks)
+
+
+def test_the_memory_of_an_unknown_accelerator_is_asked_for():
     with pytest.raises(UserError, match="give --set peak_flops=N --set memory_gb_per_s=N --set memory_gb=N"):
         card_from_mapping(make_card(**{f"{XPU}model": "mychip", f"{XPU}memory_gb": None}), "u")
 
@@ -233,14 +214,6 @@ def test_an_inference_card_loads():
     assert (card.phase, card.number("batch_size")) == (Phase.INFERENCE, 128)
 
 
-def test_the_torus_is_looked_up_if_only_one_slice_has_that_many_chips():
-    tpu = {f"{XPU}model": "tpu_v6e", f"{XPU}memory_gb": None, f"{XPU}total_count": 8}
-    assert card_from_mapping(make_card(**tpu), "t").hardware.torus == (2, 4)
-    odd = card_from_mapping(make_card(**{**tpu, f"{XPU}total_count": 6}), "t")
-    assert odd.hardware.torus is None
-    assert any("torus is missing" in note for note in odd.notes)
-
-
 def test_an_unknown_workload_lists_the_known_ones():
     with pytest.raises(UserError, match=r"tiny-moe.*wl7"):
         load_card("wl8")
@@ -286,14 +259,10 @@ def test_hostile_files_are_one_line_errors(tmp_path, text):
     assert len(str(caught.value)) < 1000 + len(path)
 
 
-def test_binary_and_oversized_files_are_rejected(tmp_path):
+def test_binary_files_are_rejected(tmp_path):
     (tmp_path / "b.yaml").write_bytes(b"workload: \xff\xfe\n")
     with pytest.raises(UserError, match="UTF-8"):
         load_card(str(tmp_path / "b.yaml"))
-    with (tmp_path / "l.yaml").open("wb") as file:
-        file.truncate(2**24)
-    with pytest.raises(UserError, match="under 8 MiB"):
-        load_card(str(tmp_path / "l.yaml"))
 
 
 def test_terminal_escapes_in_a_card_do_not_reach_the_card():
@@ -306,21 +275,7 @@ def test_anchors_and_infinities_of_published_cards_are_accepted(tmp_path):
     assert inspect_card(write(tmp_path, text)).card is not None
 
 
-@pytest.mark.parametrize(
-    ("setting", "field", "value"),
-    [
-        ("num_accelerators=8", "num_accelerators", 8),
-        ("total_count=8", "num_accelerators", 8),
-        ("accelerators_per_node=8", "accelerators_per_node", 8),
-        ("memory_gib=38", "memory_gib", 38),
-        ("workload.hardware.xpu_spec.total_count=8", "num_accelerators", 8),
-    ],
-)
-def test_fields_have_the_names_of_cards_profiles_and_output_on_the_command_line(setting, field, value):
-    assert getattr(load_card("wl2", sets=(setting,)).hardware, field) == value
-
-
-def test_the_memory_of_one_die_is_not_called_that_of_the_package():
-    found = card_from_mapping(make_card(**{f"{XPU}model": "MI250X", f"{XPU}memory_gb": None}), "g")
-    [source] = [inferred.source for inferred in found.inferred if inferred.field == "memory_gb"]
-    assert source == "the catalogue of accelerators: every mi250x-gcd has 64 GiB"
+@pytest.mark.parametrize("prefix", ["num_accelerators", "total_count", "workload.hardware.xpu_spec.total_count"])
+def test_fields_have_the_names_of_cards_profiles_and_output_on_the_command_line(prefix):
+    hardware = load_card("wl2", sets=(f"{prefix}=8", "accelerators_per_node=8", "memory_gib=38")).hardware
+    assert (hardware.num_accelerators, hardware.accelerators_per_node, hardware.memory_gib) == (8, 8, 38)

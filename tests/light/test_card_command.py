@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import yaml
 from test_card_inference import make_card
 
 from cclsearch.cli import main
 from tests.trace_writer import gpu_events, kineto_document, write_kineto
-
-Output = pytest.CaptureFixture[str]
 
 
 def write(path: Path, data: object) -> str:
@@ -51,10 +48,9 @@ def test_check_of_several_says_one_line_for_each_that_fails(tmp_path, capsys):
     assert captured.out.endswith("1 of 4 cards load\n")
 
 
-def test_show_prints_the_card_as_it_is_read(tmp_path, capsys, cli):
+def test_show_prints_the_card_as_it_is_read(tmp_path, cli):
     card = write(tmp_path / "a.yaml", make_card())
-    assert main(["card", "show", card]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
+    shown = yaml.safe_load(cli.out(["card", "show", card]))
     assert shown["model"]["hidden_size"] == 4096
     assert shown["framework_version"] == "0.1.0"
     assert shown["configuration"]["dp_shard"] == 2
@@ -71,16 +67,15 @@ def test_space_and_predict_name_the_sources_of_inferred_values(tmp_path, cli):
         assert {each["field"] for each in inferred} >= {"hidden_size", "num_kv_heads", "vocab_size"}
 
 
-def test_space_says_whether_the_plan_in_the_card_is_in_it(tmp_path, capsys):
+def test_space_says_whether_the_plan_in_the_card_is_in_it(tmp_path, cli):
     data = make_card()
-    card = write(tmp_path / "a.yaml", data)
-    assert main(["space", "--workload", card]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("the plan in the card's file"))
+    shown = cli.out(["space", "--workload", write(tmp_path / "a.yaml", data)])
+    [line] = [line for line in shown.splitlines() if line.startswith("the plan in the card's file")]
     assert "tp=4" in line
     assert int(line.split(": ")[-1].split()[0]) > 0
     data["Model-executor"]["model_plan_parallelization"] |= {"tp": 3}
-    assert main(["space", "--workload", write(tmp_path / "b.yaml", data)]) == 0
-    assert ": 0 configurations of the search space" in capsys.readouterr().out
+    shown = cli.out(["space", "--workload", write(tmp_path / "b.yaml", data)])
+    assert ": 0 configurations of the search space" in shown
 
 
 def test_a_run_freezes_what_was_inferred(tmp_path, capsys):
@@ -107,13 +102,3 @@ def test_a_trace_is_scored_with_an_inference_card_that_states_no_shape(tmp_path,
     assert with_card["ttft"]["value"] > 0
     assert with_card["tpot"]["value"] > 0
     assert main(["what-if", str(trace), "--card", str(tmp_path / "a.yaml"), "--scale-up-bw", "2x"]) == 0
-
-
-def test_a_card_without_a_framework_asks_for_one(tmp_path, capsys):
-    data = make_card()
-    del data["Model-executor"]
-    card = write(tmp_path / "a.yaml", data)
-    assert main(["card", "check", card]) == 0
-    assert main(["space", "--workload", card]) == 2
-    assert "a names no framework: choose one that can run it with --framework (" in capsys.readouterr().err
-    assert main(["space", "--workload", card, "--framework", "torchtitan"]) == 0

@@ -20,7 +20,6 @@ PLAN = "Model-executor.model_plan_parallelization"
 ABSENT = object()
 
 LOADS: list[tuple[dict[str, Any], str]] = [
-    ({TOPO + "bandwidth_gbps": [2400, 200]}, "used as [200, 2400]"),
     ({TOPO + "bandwidth_gbps": [200]}, "must be [scale-out, scale-up]"),
     ({TOPO + "bandwidth_gbps": {"a": 1}}, "must be [scale-out, scale-up]"),
     ({TOPO + "bandwidth_gbps": ["N/A", float("nan")]}, "for scale_up_gbps: not used"),
@@ -62,15 +61,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({MODEL + "model_family": "nobody-knows-me"}, "model_arch has no num_layers"),
     ({MODEL + "model_family": 3.1}, "model_arch has no num_layers"),
     ({MODEL + "model_arch": {"num_layers": {"a": 1}}}, "num_layers must be a whole number above 0"),
-    ({MODEL + "model_arch": {"num_layers": float("nan")}}, "num_layers must be a whole number above 0"),
     ({MODEL + "model_arch": {"hidden_size": 10**30}}, "hidden_size must be a whole number above 0 and at most"),
-    ({MODEL + "model_arch": {"num_heads": -32}}, "num_heads must be a whole number above 0"),
-    ({MODEL + "moe": "yes please"}, "moe must be true or false"),
     ({MODEL + "precision": ["bf16", {"a": 1}]}, "precision must be a dtype"),
-    ({MODEL + "phase": "finetune"}, "phase must be training or inference"),
     ({MODEL + "phase": ["training"]}, "phase must be training or inference"),
     ({XPU + "model": "abacus", XPU + "memory_gb": 40}, "is not a known accelerator"),
-    ({XPU + "total_count": "eight"}, "total_count must be a whole number above 0"),
     ({XPU + "count_per_node": None}, "count_per_node is missing"),
     ({DATA + "seq_len": True}, "seq_len must be a whole number above 0"),
     ({"workload.task": "cooking"}, "workload.task must be one of"),

@@ -53,47 +53,31 @@ def source_of(card: Card, field: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("family", "name"),
+    ("find", "text", "name"),
     [
-        ("llama-3.1-8b", "llama-3.1-8b"),
-        ("Llama-3.1-8B", "llama-3.1-8b"),
-        ("LLAMA_3.1_8B", "llama-3.1-8b"),
-        ("llama 3.1 8b", "llama-3.1-8b"),
-        ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("Meta-Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b"),
-        ("qwen-3-4b", "qwen3-4b"),
-        ("Qwen3_4B", "qwen3-4b"),
-        ("qwen2.5-72b-instruct-awq", "qwen2.5-72b"),
-        ("qwen25-72b", "qwen2.5-72b"),
-        ("deepseek_v2_lite", "deepseek-v2-lite"),
-        ("DeepSeek-V2-Lite-Chat", "deepseek-v2-lite"),
-        ("opt-1.3b", "opt-1.3b"),
-        ("opt-13b", "opt-13b"),
+        (find_by_name, "LLAMA_3.1_8B", "llama-3.1-8b"),
+        (find_by_name, "llama 3.1 8b", "llama-3.1-8b"),
+        (find_by_name, "Meta-Llama-3.1-8B-Instruct-FP8", "llama-3.1-8b"),
+        (find_by_name, "qwen-3-4b", "qwen3-4b"),
+        (find_by_name, "qwen2.5-72b-instruct-awq", "qwen2.5-72b"),
+        (find_by_name, "qwen25-72b", "qwen2.5-72b"),
+        (find_by_name, "DeepSeek-V2-Lite-Chat", "deepseek-v2-lite"),
+        (find_by_name, "opt-1.3b", "opt-1.3b"),
+        (find_by_name, "opt-13b", "opt-13b"),
+        (find_by_address, "https://huggingface.co/meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
+        (find_by_address, "https://huggingface.co/mistralai/Mixtral-8x7B-v0.1/tree/main", "mixtral-8x7b"),
+        (find_by_address, "huggingface.co/deepseek-ai/DeepSeek-V2-Lite/", "deepseek-v2-lite"),
+        (find_by_address, "Qwen/Qwen3-4B", "qwen3-4b"),
+        (find_by_address, "https://hf.co/someone/Qwen3-4B-FP8", "qwen3-4b"),
     ],
 )
-def test_spellings_of_a_name_find_its_model(family, name):
-    found = find_by_name(family)
-    assert found.name == name
+def test_spellings_of_a_name_and_addresses_of_the_hub_find_their_model(find, text, name):
+    assert find(text).name == name
 
 
 @pytest.mark.parametrize("family", ["", "llama", "gpt-5", "my-own-8b", "llama-3.1-9b", "-", "llama-3.18b-x"])
 def test_other_names_find_none(family):
     assert find_by_name(family) is None
-
-
-@pytest.mark.parametrize(
-    ("address", "name"),
-    [
-        ("https://huggingface.co/meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
-        ("https://huggingface.co/mistralai/Mixtral-8x7B-v0.1/tree/main", "mixtral-8x7b"),
-        ("huggingface.co/deepseek-ai/DeepSeek-V2-Lite/", "deepseek-v2-lite"),
-        ("Qwen/Qwen3-4B", "qwen3-4b"),
-        ("https://hf.co/someone/Qwen3-4B-FP8", "qwen3-4b"),
-    ],
-)
-def test_addresses_of_the_hub_find_their_model(address, name):
-    found = find_by_address(address)
-    assert found.name == name
 
 
 def test_no_name_of_the_catalogue_finds_another_model():
@@ -227,6 +211,10 @@ def test_memory_and_torus_are_inferred_values_with_a_source():
     assert {each.field: each.value for each in card.inferred}["memory_gb"] == 32
     assert source_of(card, "torus") == "the only tpu-v6e slice of 8 chips"
     assert any(remark.startswith("inferred: torus 2x4; source: ") for remark in card.remarks)
+    data["workload"]["hardware"]["xpu_spec"]["total_count"] = 6
+    odd = load(data)
+    assert odd.hardware.torus is None
+    assert any("torus is missing" in note for note in odd.notes)
 
 
 def test_a_hybrid_model_is_not_described_as_a_plain_transformer():
@@ -237,9 +225,9 @@ def test_a_hybrid_model_is_not_described_as_a_plain_transformer():
 
 def test_widths_follow_from_each_other_if_no_model_is_known():
     arch = {"num_params_embedding": 100 * 1024, "num_layers": 4, "num_heads": 8, "head_dim": 128}
-    report = inspect(make_card("mine", arch | {"num_kv_heads": 8, "intermediate_size": 4096}))
-    assert (report.card.arch.hidden_size, report.card.arch.vocab_size) == (1024, 100)
-    assert source_of(report.card, "hidden_size") == "num_heads x head_dim"
+    card = load(make_card("mine", arch | {"num_kv_heads": 8, "intermediate_size": 4096}))
+    assert (card.arch.hidden_size, card.arch.vocab_size) == (1024, 100)
+    assert source_of(card, "hidden_size") == "num_heads x head_dim"
     missing = inspect(make_card("mine", arch)).blocking
     assert {problem.field.rsplit(".")[-1] for problem in missing} == {"num_kv_heads", "intermediate_size"}
 
@@ -288,7 +276,5 @@ def test_lengths_of_requests_are_work_of_an_inference_card():
 
 @pytest.mark.parametrize(("given", "read"), [("8B", 8_000_000_000), ("15.7 billion", 15_700_000_000), (1e9, 10**9)])
 def test_counts_of_parameters_may_have_a_unit(given, read):
-    assert (
-        load(make_card("x", {**LLAMA_8B, "num_heads": 32, "head_dim": 128, "num_params": given})).arch.num_params
-        == read
-    )
+    stated = {**LLAMA_8B, "num_heads": 32, "head_dim": 128, "num_params": given}
+    assert load(make_card("x", stated)).arch.num_params == read

@@ -6,10 +6,13 @@ import csv
 import gzip
 import hashlib
 import json
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import yaml
 from paths import ROOT
@@ -18,10 +21,14 @@ from recorded_runs import search, write_recording
 from starlette.testclient import TestClient
 
 from cclsearch.card.arch import tokens_per_step
+from cclsearch.card.hardware import find_accelerator
 from cclsearch.card.load import load_card
+from cclsearch.card.model import Hardware
 from cclsearch.cli import main
+from cclsearch.export.ccl_bench import _name_accelerator, write_entries
 from cclsearch.export.evidence import copy_evidence
 from cclsearch.record.lock import FolderLock
+from cclsearch.report.pareto import escape_formula
 from cclsearch.run.folder import Run
 from cclsearch.ui.app import make_app
 from cclsearch.ui.guard import Permissions
@@ -60,37 +67,28 @@ def test_parquet_contains_the_same_with_types(run):
 
 
 def test_optuna_opens_the_study_and_finds_the_same_best(run, cli):
-    import optuna
-
     url = cli.out(["export", "r", "--to", "optuna", "--out", "study.db"]).split("optuna-dashboard ")[1].split()[0]
     study = optuna.load_study(study_name="r", storage=url)
-    best = run.state.best
-    assert study.best_value == best.loss
-    assert study.best_trial.params == dict(best.config)
-    states = [trial.state.name for trial in study.trials]
-    assert (states.count("COMPLETE"), states.count("FAIL")) == (8, 1)
-    failed = next(trial for trial in study.trials if trial.state.name == "FAIL")
+    assert study.best_value == run.state.best.loss
+    assert study.best_trial.params == dict(run.state.best.config)
+    [failed] = [trial for trial in study.trials if trial.state.name == "FAIL"]
+    assert sum(trial.state.name == "COMPLETE" for trial in study.trials) == 8
     assert failed.user_attrs["failure_kind"] == "out_of_memory"
 
 
 def test_a_pareto_objective_becomes_a_study_with_several_directions(project):
-    import optuna
-
-    toy = write_recording(project / "toy")
-    search(toy, "p", "--objective", "pareto", budget=6)
+    search(write_recording(project / "toy"), "p", "--objective", "pareto", budget=6)
     assert main(["export", "p", "--to", "optuna", "--out", "study.db"]) == 0
     study = optuna.load_study(study_name="p", storage=f"sqlite:///{Path('study.db').absolute()}")
     assert [direction.name for direction in study.directions] == ["MINIMIZE", "MINIMIZE"]
     assert study.best_trials
 
 
-def export_best(name: str, folder: str = "cards") -> tuple[Path, dict[str, Any]]:
+def export_best(name: str) -> tuple[Path, dict[str, Any]]:
     """Export the best trial of a run; returns its folder, and the card as it is written."""
-    assert main(["export", name, "--to", "ccl-bench", "--trials", "best", "--out", folder]) == 0
-    entry = next(Path(folder).iterdir())
-    data = yaml.safe_load((entry / f"{entry.name}.yaml").read_text(encoding="utf-8"))
-    assert isinstance(data, dict)
-    return entry, data
+    assert main(["export", name, "--to", "ccl-bench", "--trials", "best", "--out", "cards"]) == 0
+    entry = next(Path("cards").iterdir())
+    return entry, yaml.safe_load((entry / f"{entry.name}.yaml").read_text(encoding="utf-8"))
 
 
 def test_a_card_loads_again_and_its_manifest_is_correct(run):
@@ -178,10 +176,6 @@ def test_a_card_of_the_template_is_exported_whole_and_loads_to_an_equal_card(pro
     [("a100-40", 40, "nvidia_a100"), ("a100-80", 80, "nvidia_a100"), ("h100", 80, "nvidia_h100"), ("cpu", 4, "cpu")],
 )
 def test_accelerators_have_the_names_that_the_tools_of_ccl_bench_know(accelerator, memory, name):
-    from cclsearch.card.hardware import find_accelerator
-    from cclsearch.card.model import Hardware
-    from cclsearch.export.ccl_bench import _name_accelerator
-
     hardware = Hardware(accelerator=accelerator, num_accelerators=1, accelerators_per_node=1, memory_gib=memory)
     assert _name_accelerator(hardware) == name
     assert find_accelerator(name, memory).name == accelerator
@@ -230,32 +224,23 @@ def test_evidence_excludes_secrets_links_and_unknown_files(tmp_path, monkeypatch
     assert (tmp_path / "copy" / "evidence" / "stdout.log").read_bytes().endswith(b"\xff\xfe caf\xc3\xa9\n")
 
 
-def test_no_file_is_overwritten_and_no_name_leaves_the_folder(run, capsys):
+def test_no_file_is_overwritten_and_no_name_leaves_the_folder(run, cli):
     Path("t.csv").write_text("mine", encoding="utf-8")
-    assert main(["export", "r", "--out", "t.csv"]) == 2
+    assert "exists already" in cli.err(["export", "r", "--out", "t.csv"])
     assert Path("t.csv").read_text(encoding="utf-8") == "mine"
-    assert "exists already" in capsys.readouterr().err
-    from dataclasses import replace
-
-    from cclsearch.export.ccl_bench import write_entries
-
-    spec = run.spec.model_copy(
-        update={"run_id": "../../escape", "card": run.spec.card.model_copy(update={"name": ".."})}
-    )
-    best = run.state.best
-    assert best is not None
-    made = write_entries(replace(run, spec=spec), [best], Path("cards"))
+    card = run.spec.card.model_copy(update={"name": ".."})
+    spec = run.spec.model_copy(update={"run_id": "../../escape", "card": card})
+    made = write_entries(replace(run, spec=spec), [run.state.best], Path("cards"))
     assert [path.parent for path in made] == [Path("cards")]
     assert not any(".." in part for part in made[0].parts)
 
 
-def test_text_that_a_spreadsheet_would_run_is_quoted(project):
-    from cclsearch.report.pareto import escape_formula
-
-    assert escape_formula('=HYPERLINK("http://x")') == '\'=HYPERLINK("http://x")'
-    assert escape_formula("plain") == "plain"
-    assert escape_formula(True) == "true"
-    assert escape_formula(-1.5) == -1.5
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [('=HYPERLINK("http://x")', '\'=HYPERLINK("http://x")'), ("plain", "plain"), (True, "true"), (-1.5, -1.5)],
+)
+def test_text_that_a_spreadsheet_would_run_is_quoted(value, cell):
+    assert escape_formula(value) == cell
 
 
 EXAMPLE = ROOT / "runs" / "example-wl2"
@@ -280,9 +265,8 @@ def runs(project: Path) -> Path:
     return project / "runs"
 
 
-def test_the_figures_are_those_of_status(runs, capsys, cli):
-    assert main(["status", "--openmetrics"]) == 0
-    figures = read(capsys.readouterr().out)
+def test_the_figures_are_those_of_status(runs, cli):
+    figures = read(cli.out(["status", "--openmetrics"]))
     best = cli.json(["best", "one", "--json"])
     status = cli.json(["status", "one", "--json"])
     assert {run for _, run, _ in figures} == NOW
@@ -292,8 +276,7 @@ def test_the_figures_are_those_of_status(runs, capsys, cli):
     assert figures["ccl_search_best", "one", "step_time_s"] == best["step_time_s"]
     assert figures["ccl_search_best_trial", "one", ""] == best["trial"]
     assert figures["ccl_search_running", "one", ""] == 0
-    assert main(["status", "two", "--openmetrics"]) == 0
-    assert {run for _, run, _ in read(capsys.readouterr().out)} == {"two"}
+    assert {run for _, run, _ in read(cli.out(["status", "two", "--openmetrics"]))} == {"two"}
 
 
 def test_a_search_that_runs_is_seen_and_a_run_that_cannot_be_read_is_left_out(runs, capsys, cli):
@@ -319,8 +302,6 @@ def test_labels_are_one_line_without_secrets(runs, monkeypatch, cli):
 
 
 def test_the_web_page_of_figures_has_runs_of_the_last_day(runs):
-    import os
-
     os.utime(runs / "two" / "ledger.jsonl", (0, 0))
     answer = TestClient(make_app(runs, Permissions()), base_url="http://127.0.0.1:8090").get("/metrics")
     assert answer.status_code == 200

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import yaml
 
@@ -21,51 +19,22 @@ SIXTEEN_BIT = {"v100": "fp16", "v100-pcie": "fp16", "t4": "fp16"}
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        ("h100", "h100"),
         ("nvidia_h100", "h100"),
         ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA B200", "b200"),
         ("NVIDIA A100-SXM4-40GB", "a100-40"),
         ("NVIDIA A100-SXM4-80GB", "a100-80"),
-        ("a100-40", "a100-40"),
         ("NVIDIA A100 80GB PCIe", "a100-pcie-80"),
-        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40"),
         ("Tesla V100-SXM2-16GB", "v100"),
         ("AMD Instinct MI300X", "mi300x"),
-        ("TPU v4", "tpu-v4"),
         ("TPU v5 lite", "tpu-v5e"),
-        ("TPU v5e", "tpu-v5e"),
-        ("TPU v5p", "tpu-v5p"),
-        ("TPU v6 lite", "tpu-v6e"),
         ("tpu_v6e", "tpu-v6e"),
-        ("cpu", "cpu"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA H100 NVL", "h100-nvl"),
-        ("NVIDIA H20", "h20"),
-        ("NVIDIA GB200", "gb200"),
-        ("NVIDIA GB300", "gb300"),
-        ("NVIDIA B300 SXM6", "b300"),
-        ("NVIDIA L40S", "l40s"),
-        ("NVIDIA L4", "l4"),
-        ("NVIDIA A10G", "a10g"),
+        ("TPUv6e-Trillium", "tpu-v6e"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
-        ("NVIDIA GB10", "dgx-spark"),
-        ("Tesla V100-PCIE-16GB", "v100-pcie"),
-        ("AMD Instinct MI250X", "mi250x-gcd"),
-        ("AMD Instinct MI325X", "mi325x"),
-        ("AMD Instinct MI350X", "mi350x"),
-        ("AMD Instinct MI355X", "mi355x"),
         ("NVIDIA GH200 144G HBM3e", "gh200-144"),
-        ("Tesla T4", "t4"),
         ("Intel Gaudi 2", "gaudi2"),
         ("HL-325L", "gaudi3"),
         ("AWS Trainium", "trainium1"),
-        ("trn2", "trainium2"),
-        ("trn3", "trainium3"),
-        ("TPU7x", "tpu-v7"),
-        ("TPUv6e-Trillium", "tpu-v6e"),
     ],
 )
 def test_device_names_resolve_to_their_accelerator(name, key):
@@ -90,16 +59,19 @@ def test_memory_decides_between_variants_and_is_required():
         find_accelerator("nvidia_a100")
 
 
-@pytest.mark.parametrize(("memory_gib", "key"), [(39.4, "a100-40"), (79.2, "a100-80")])
-def test_the_number_of_a_board_is_decided_by_its_memory(memory_gib, key):
-    assert find_accelerator("NVIDIA A100-PG509-200", memory_gib).name == key
-
-
-@pytest.mark.parametrize(("memory_gib", "key"), [(95.6, "gh200-96"), (143.0, "gh200-144")])
-def test_the_memory_of_the_cpu_in_a_name_is_not_that_of_the_accelerator(memory_gib, key):
-    assert find_accelerator("NVIDIA GH200 480GB", memory_gib).name == key
-    with pytest.raises(UserError, match="may be gh200-96 and gh200-144"):
-        find_accelerator("NVIDIA GH200 480GB")
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "key"),
+    [
+        ("NVIDIA A100-PG509-200", 39.4, "a100-40"),
+        ("NVIDIA A100-PG509-200", 79.2, "a100-80"),
+        ("NVIDIA GH200 480GB", 95.6, "gh200-96"),
+        ("NVIDIA GH200 480GB", 143.0, "gh200-144"),
+    ],
+)
+def test_neither_the_number_of_a_board_nor_the_memory_of_its_cpu_is_that_of_the_accelerator(name, memory_gib, key):
+    assert find_accelerator(name, memory_gib).name == key
+    with pytest.raises(UserError, match="may be (a100-40 and a100-80|gh200-96 and gh200-144)"):
+        find_accelerator(name)
 
 
 def test_more_memory_than_the_chip_has_is_no_match():
@@ -110,6 +82,7 @@ def test_more_memory_than_the_chip_has_is_no_match():
 @pytest.mark.parametrize("key", sorted(load_accelerators()))
 def test_every_entry_is_complete_and_plausible(key):
     chip = load_accelerators()[key]
+    assert all(find_accelerator(alias, chip.memory_gib) == chip for alias in (key, *chip.aliases))
     assert chip.source
     assert chip.scale_up_gbps >= chip.scale_out_gbps
     assert list(chip.sizes_gib) == sorted({chip.memory_gib, *chip.variants_gib})
@@ -137,14 +110,11 @@ OWN = """accelerators:
 """
 
 
-def test_a_project_may_add_an_accelerator(project):
+def test_a_project_may_add_an_accelerator_and_a_wrong_field_is_named(project):
     assert match_accelerator("My Chip") is None
     (project / "hardware.yaml").write_text(OWN)
     assert find_accelerator("My Chip").name == "mychip"
     assert find_accelerator("h100").name == "h100"
-
-
-def test_an_invalid_field_of_an_added_accelerator_is_named(project):
     (project / "hardware.yaml").write_text(OWN.replace("memory_gib: 24", "memory_gib: -1"))
     with pytest.raises(UserError, match=r"hardware\.yaml: accelerators\.mychip: memory_gib"):
         find_accelerator("h100")
@@ -183,11 +153,11 @@ def test_an_unknown_accelerator_stops_every_command_and_lists_the_numbers_to_giv
     assert "--set peak_flops=N --set memory_gb_per_s=N --set memory_gb=N" in error
 
 
-def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(project, capsys, cli):
+def test_an_accelerator_that_the_card_describes_is_predicted_from_its_numbers(project, cli):
     def predict(*sets: str) -> float:
         words = [word for setting in sets for word in ("--set", setting)]
-        assert main(["predict", "--workload", "wl1", "--top", "1", "--json", *words]) == 0
-        return float(json.loads(capsys.readouterr().out)["configurations"][0]["step_time_s"])
+        found = cli.json(["predict", "--workload", "wl1", "--top", "1", "--json", *words])
+        return float(found["configurations"][0]["step_time_s"])
 
     own = ("accelerator=mine", "memory_gb=40", "memory_gb_per_s=1555")
     assert predict(*own, "peak_flops=312e12") == pytest.approx(predict(), rel=0.05)
