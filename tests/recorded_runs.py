@@ -6,43 +6,23 @@ import csv
 from pathlib import Path
 
 import yaml
+from cards import change_fields, make_card
 
 from cclsearch.cli import main
 from cclsearch.run.folder import Run, load_run
 
-CARD = {
-    "version": 1,
+ARCH = {
+    **{"num_layers": 16, "num_heads": 16, "num_kv_heads": 16, "head_dim": 128, "hidden_size": 2048},
+    **{"intermediate_size": 8192, "vocab_size": 32000, "tied_embeddings": False},
+}
+STATED = {
     "description": "A small recorded problem <script>alert('card')</script>",
     "source": "made up for a test",
     "licence": "CC0-1.0",
-    "workload": {
-        "model": {
-            "phase": "training",
-            "moe": False,
-            "model_family": "toy-1b",
-            "precision": "bf16",
-            "model_arch": {
-                "num_layers": 16,
-                "num_heads": 16,
-                "num_kv_heads": 16,
-                "head_dim": 128,
-                "hidden_size": 2048,
-                "intermediate_size": 8192,
-                "vocab_size": 32000,
-                "tied_embeddings": False,
-            },
-        },
-        "data": {"batch_size": 64, "seq_len": 2048},
-        "hardware": {
-            "network_topo": {"bandwidth_gbps": [400, 3600]},
-            "xpu_spec": {
-                "type": "GPU",
-                "model": "nvidia_h100",
-                "memory_gb": 80,
-                "total_count": 8,
-                "count_per_node": 8,
-            },
-        },
+    "workload.data": {"batch_size": 64, "seq_len": 2048},
+    "workload.hardware": {
+        "network_topo": {"bandwidth_gbps": [400, 3600]},
+        "xpu_spec": {"type": "GPU", "model": "nvidia_h100", "memory_gb": 80, "total_count": 8, "count_per_node": 8},
     },
     "Model-executor": {"framework": {"name": "nanotron"}},
 }
@@ -51,8 +31,8 @@ CARD = {
 def write_recording(folder: Path, num_accelerators: int = 8, scale: float = 1.0) -> Path:
     """Write a recording of the toy model on that many accelerators: larger `tp` is slower, and one row fails."""
     folder.mkdir(parents=True)
-    card = yaml.safe_load(yaml.safe_dump(CARD))
-    card["workload"]["hardware"]["xpu_spec"]["total_count"] = num_accelerators
+    total = {"workload.hardware.xpu_spec.total_count": num_accelerators}
+    card = change_fields(make_card("toy-1b", ARCH), STATED | total)
     (folder / "card.yaml").write_text(yaml.safe_dump(card), encoding="utf-8")
     with (folder / "trials.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

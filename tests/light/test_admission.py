@@ -9,7 +9,7 @@ import pytest
 
 from cclsearch.card.arch import count_parameters, flops_per_token
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
-from cclsearch.core.values import Config, FailureKind, Provenance
+from cclsearch.core.values import Config, Provenance
 from cclsearch.launch.contract import RunStatus
 from cclsearch.scoring.admission import admit
 from cclsearch.scoring.evaluate import evaluate_evidence
@@ -255,14 +255,6 @@ def test_a_recording_is_admitted_without_traces():
     assert any("recorded: looked up, no job ran" in v.detail for v in outcome.admission.verdicts)  # type: ignore[union-attr]
 
 
-def test_different_work_is_a_work_mismatch_and_keeps_its_metrics():
-    shrunk = RESULT.model_copy(update={"global_batch_size": 4, "step_times_s": (0.2, 0.21, 0.19, 0.201, 0.2)})
-    outcome = judge(shrunk)
-    assert outcome.failure.kind is FailureKind.WORK_MISMATCH
-    assert outcome.loss is None
-    assert outcome.metrics["tokens_per_s"] == pytest.approx(4 * 1024 / 0.2)
-
-
 @pytest.mark.parametrize(
     ("step_times_s", "ok", "detail"),
     [
@@ -303,17 +295,19 @@ def test_traces_are_required_only_if_steps_were_profiled():
     assert verdict_of(make_evidence(payload=one, trace={"ranks": ()}), "ranks_traced").ok is False
 
 
-def test_up_to_eight_ranks_without_a_trace_are_named():
-    def missing(*ranks: int) -> str:
-        return verdict_of(make_evidence(trace={"ranks": ranks}), "ranks_traced").detail
-
-    assert missing(*range(1, 16)) == "no readable trace of rank 0"
-    assert missing(*range(8, 16)) == "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7"
-    assert missing(*range(9, 16)) == "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7 and 1 more"
-    assert missing() == (
-        "no readable trace of rank 0, 1, 2, 3, 4, 5, 6, 7 and 8 more; the run script writes one of each rank to trace/"
-        " (docs/your-framework.md)"
-    )
+@pytest.mark.parametrize(
+    ("ranks", "named"),
+    [
+        (range(1, 16), "0"),
+        (range(8, 16), "0, 1, 2, 3, 4, 5, 6, 7"),
+        (range(9, 16), "0, 1, 2, 3, 4, 5, 6, 7 and 1 more"),
+        (range(0), "0, 1, 2, 3, 4, 5, 6, 7 and 8 more; the run script writes one of each rank to trace/ (docs/"),
+    ],
+)
+def test_up_to_eight_ranks_without_a_trace_are_named(ranks, named):
+    detail = verdict_of(make_evidence(trace={"ranks": tuple(ranks)}), "ranks_traced").detail
+    assert detail.startswith(f"no readable trace of rank {named}")
+    assert ("more" in detail) == ("more" in named)
 
 
 def on_accelerator(name: str) -> Card:

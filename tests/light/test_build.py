@@ -15,15 +15,8 @@ from cclsearch.space.build import RuleVerdict, build_space, explain_config, requ
 from cclsearch.space.framework import Framework, FrameworkKnob
 from cclsearch.space.parse import parse_knob
 
-CARD = change_card(
-    load_card("wl2"),
-    num_heads=4,
-    num_kv_heads=4,
-    num_layers=4,
-    global_batch_size=8,
-    num_accelerators=4,
-    accelerators_per_node=4,
-)
+FOUR = dict.fromkeys(("num_heads", "num_kv_heads", "num_layers", "num_accelerators", "accelerators_per_node"), 4)
+CARD = change_card(load_card("wl2"), **FOUR, global_batch_size=8)
 ALL_AT_WHOLE = {"num_accelerators", "accumulation_whole"}
 
 
@@ -41,11 +34,7 @@ def verdict(framework: Framework, config: dict[str, Any], rule: str) -> RuleVerd
 
 def test_a_rule_is_applied_once_its_last_knob_is_enumerated():
     space = build_space(CARD, own(tp=(1, 2, 4), dp=(1, 2, 4)))
-    assert [dict(space.config(row)) for row in range(len(space))] == [
-        {"tp": 1, "dp": 4},
-        {"tp": 2, "dp": 2},
-        {"tp": 4, "dp": 1},
-    ]
+    assert [tuple(space.config(row).values()) for row in range(len(space))] == [(1, 4), (2, 2), (4, 1)]
     assert space.num_raw == 9
 
 
@@ -62,35 +51,24 @@ def test_rules_about_missing_knobs_are_left_out_except_those_of_the_work():
 
 def test_the_order_is_that_of_the_knobs_and_of_their_choices():
     space = build_space(CARD, own(kernel=("b", "a"), tp=(4, 1), dp=(1, 4)))
-    assert [tuple(space.config(row).values()) for row in range(len(space))] == [
-        ("b", 4, 1),
-        ("b", 1, 4),
-        ("a", 4, 1),
-        ("a", 1, 4),
-    ]
+    found = [tuple(space.config(row).values()) for row in range(len(space))]
+    assert found == [("b", 4, 1), ("b", 1, 4), ("a", 4, 1), ("a", 1, 4)]
 
 
 def test_a_description_is_the_users_or_the_frameworks():
-    framework = own(tp=(1, 2, 4)).model_copy(
-        update={"optional_knobs": (FrameworkKnob(name="nccl_algo", choices=("Ring",), description="how NCCL reduces"),)}
-    )
-    declared = [
-        KnobDeclaration(name="tp", choices=(4,)),
-        KnobDeclaration(name="nccl_algo", choices=("Tree",)),
-        KnobDeclaration(name="new", choices=(1,)),
-    ]
+    algorithm = FrameworkKnob(name="nccl_algo", choices=("Ring",), description="how NCCL reduces")
+    framework = own(tp=(1, 2, 4)).model_copy(update={"optional_knobs": (algorithm,)})
+    given = {"tp": 4, "nccl_algo": "Tree", "new": 1}
+    declared = [KnobDeclaration(name=name, choices=(choice,)) for name, choice in given.items()]
     assert [k.description for k in resolve_knobs(CARD, framework, declared)] == ["its tp", "how NCCL reduces", ""]
-    output = [knob.model_copy(update={"description": "as I say"}) for knob in declared]
-    assert {knob.description for knob in resolve_knobs(CARD, framework, output)} == {"as I say"}
+    described = [knob.model_copy(update={"description": "as I say"}) for knob in declared]
+    assert {knob.description for knob in resolve_knobs(CARD, framework, described)} == {"as I say"}
 
 
 def test_duplicate_choices_count_once_and_true_is_not_one():
     odd = KnobDeclaration(name="odd", choices=(1, 2, 1, True, True))
-    assert [(type(c), c) for c in resolve_knobs(CARD, own(tp=(4,)), [odd])[1].choices] == [
-        (int, 1),
-        (int, 2),
-        (bool, True),
-    ]
+    found = resolve_knobs(CARD, own(tp=(4,)), [odd])[1].choices
+    assert [(type(choice), choice) for choice in found] == [(int, 1), (int, 2), (bool, True)]
 
 
 @pytest.mark.parametrize(

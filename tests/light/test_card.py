@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import cards
 import pytest
 import yaml
+from cards import ABSENT, change_fields
 
 from cclsearch.card.load import card_from_mapping, inspect_card, inspect_mapping, load_card
 from cclsearch.card.model import Phase
@@ -20,37 +22,19 @@ ARCH = {
 SHIPPED = [f"wl{i}" for i in range(1, 8)] + ["tiny", "tiny-moe", "tiny-jax"]
 
 
+A100 = {"model": "nvidia_a100", "memory_gb": 40, "total_count": 16, "count_per_node": 4}
+
+
 def make_card(**changes: Any) -> dict[str, Any]:
-    """A complete card in CCL-Bench's form; `path__to__field=value` sets a field, None removes it."""
-    data: dict[str, Any] = {
-        "version": 1,
-        "description": "a card",
-        "workload": {
-            "model": {
-                "phase": "training",
-                "moe": False,
-                "model_family": "m",
-                "precision": "bf16",
-                "model_arch": dict(ARCH),
-            },
-            "data": {"batch_size": 32, "seq_len": 1024},
-            "hardware": {
-                "network_topo": {"topology": "x", "bandwidth_gbps": [200, 2400]},
-                "xpu_spec": {"model": "nvidia_a100", "memory_gb": 40, "total_count": 16, "count_per_node": 4},
-            },
-        },
+    """A complete card of 16 A100; `path__to__field=value` sets a field, None removes it."""
+    stated = {
+        "workload.data": {"batch_size": 32, "seq_len": 1024},
+        "workload.hardware.network_topo.bandwidth_gbps": [200, 2400],
+        "workload.hardware.xpu_spec": dict(A100),
         "Model-executor": {"framework": {"name": "megatron-lm"}},
     }
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        part = data
-        for key in parents:
-            part = part[key]
-        if value is None:
-            part.pop(last, None)
-        else:
-            part[last] = value
-    return data
+    changes = {name.replace("__", "."): ABSENT if value is None else value for name, value in changes.items()}
+    return change_fields(cards.make_card("m", dict(ARCH)), stated | changes)
 
 
 ARCH_PATH = "workload__model__model_arch__"

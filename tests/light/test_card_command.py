@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import yaml
-from test_card_inference import make_card
+from cards import make_card
 
 from cclsearch.cli import main
 from tests.trace_writer import gpu_events, kineto_document, write_kineto

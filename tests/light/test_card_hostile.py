@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from test_card_inference import make_card
+from cards import ABSENT, change_fields, make_card
 
 from cclsearch.card.load import inspect_card, load_card, require_card
 from cclsearch.cli import main
@@ -17,7 +16,6 @@ from cclsearch.core.errors import UserError
 MODEL, DATA = "workload.model.", "workload.data."
 XPU, TOPO = "workload.hardware.xpu_spec.", "workload.hardware.network_topo."
 PLAN = "Model-executor.model_plan_parallelization"
-ABSENT = object()
 
 LOADS: list[tuple[dict[str, Any], str]] = [
     ({TOPO + "bandwidth_gbps": [200]}, "must be [scale-out, scale-up]"),
@@ -71,20 +69,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def change(changes: dict[str, Any]) -> dict[str, Any]:
-    data = copy.deepcopy(make_card())
-    for path, value in changes.items():
-        *parents, last = path.split(".")
-        part = data
-        for name in parents:
-            part = part[name]
-        if value is ABSENT:
-            part.pop(last)
-        else:
-            part[last] = value
-    return data
-
-
 def write(folder: Path, data: object) -> str:
     path = folder / "odd.yaml"
     path.write_text(data if isinstance(data, str) else yaml.safe_dump(data, allow_unicode=True), "utf-8")
@@ -93,7 +77,7 @@ def write(folder: Path, data: object) -> str:
 
 @pytest.mark.parametrize(("changes", "remark"), LOADS, ids=range(len(LOADS)))
 def test_an_odd_card_loads_and_says_what_was_done(changes, remark, tmp_path):
-    card = require_card(inspect_card(write(tmp_path, change(changes))))
+    card = require_card(inspect_card(write(tmp_path, change_fields(make_card(), changes))))
     assert any(remark in each for each in card.remarks), card.remarks
     assert all("\n" not in each and len(each) < 1000 for each in card.remarks)
     assert type(card).model_validate_json(card.model_dump_json()) == card
@@ -103,7 +87,7 @@ def test_an_odd_card_loads_and_says_what_was_done(changes, remark, tmp_path):
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_a_wrong_card_is_one_line(changes, message, tmp_path):
     with pytest.raises(UserError) as caught:
-        load_card(write(tmp_path, change(changes)))
+        load_card(write(tmp_path, change_fields(make_card(), changes)))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1200

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cards import make_card
 
 from cclsearch.card.arch import count_parameters
 from cclsearch.card.catalogue import find_by_address, find_by_name, find_like, load_models
@@ -12,30 +13,6 @@ from cclsearch.card.load import CardReport, inspect_mapping
 from cclsearch.card.model import Card, make_model
 
 LLAMA_8B = {"num_layers": 32, "hidden_size": 4096, "num_kv_heads": 8, "intermediate_size": 14336, "vocab_size": 128256}
-
-
-def make_card(family: str = "llama-3.1-8b", arch: dict[str, Any] | None = None, **other: Any) -> dict[str, Any]:
-    """A card in CCL-Bench's form that states no shape except `arch`; `other` are top-level fields."""
-    model = {"phase": "training", "moe": False, "granularity": "model_fwd_bwd_pass", "precision": "bf16"}
-    return {
-        "version": 1,
-        "workload": {
-            "model": {**model, "model_family": family, "model_arch": arch},
-            "data": {"batch_size": 4, "seq_len": 512, "dataset": "c4"},
-            "hardware": {
-                "network_topo": {"topology": "slingshot", "bandwidth_gbps": [200, 2000]},
-                "xpu_spec": {"model": "h100", "memory_gb": 80, "total_count": 8, "count_per_node": 4},
-                "driver_version": "cuda_12.4",
-            },
-        },
-        "Model-executor": {
-            "framework": {"name": "torchtitan-0.1.0"},
-            "model_plan_parallelization": {"dp_replicate": 1, "dp_shard": 2, "tp": 4, "pp": 1, "cp": 1, "pp_mb": 2},
-            "communication_library": {"name": "NCCL", "version": "2.18.5", "env": {"NCCL_DEBUG": "INFO"}},
-            "protocol_selection": ["rocev2", "p2p"],
-        },
-        **other,
-    }
 
 
 def inspect(data: dict[str, Any]) -> CardReport:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from test_card_inference import make_card
+from cards import ABSENT, change_fields, make_card
 
 from cclsearch.card.load import inspect_card, load_card, require_stated
 from cclsearch.cli import main
@@ -16,19 +16,14 @@ from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.run.spec import SearchLimits
 
-Output = pytest.CaptureFixture[str]
 PROFILE = "launcher: slurm\nhardware: {accelerator: NVIDIA H100, num_accelerators: 16, accelerators_per_node: 8}\n"
 ASKS = "give --set accelerator=NAME --set total_count=N --set count_per_node=N"
 
 
-def write(path: Path, hardware: Any = None, **data: Any) -> str:
-    """A card of Llama-3.1-8B with that hardware section, without one if it is None."""
-    card = make_card()
-    card["workload"]["data"].update(data)
-    card["workload"]["hardware"] = hardware
-    if hardware is None:
-        del card["workload"]["hardware"]
-    path.write_text(yaml.safe_dump(card), "utf-8")
+def write(path: Path, hardware: Any = ABSENT, **data: Any) -> str:
+    """A card of Llama-3.1-8B with that hardware section."""
+    changes = {"workload.hardware": hardware} | {f"workload.data.{name}": value for name, value in data.items()}
+    path.write_text(yaml.safe_dump(change_fields(make_card(), changes)), "utf-8")
     return str(path)
 
 
@@ -79,12 +74,11 @@ def test_a_card_without_hardware_loads_and_says_so(hardware, remark, tmp_path, c
         ({"model": "abacus"}, "'abacus', which is not a known accelerator"),
     ],
 )
-def test_stated_hardware_that_is_wrong_is_still_refused(spec, message, bare, capsys):
+def test_stated_hardware_that_is_wrong_is_still_refused(spec, message, bare, cli):
     card = write(Path("wrong.yaml"), {"xpu_spec": spec})
-    assert main(["card", "check", card]) == 2
-    assert main(["space", "--workload", card, "--launcher", "mine"]) == 2
-    for line in capsys.readouterr().err.splitlines():
-        assert message in line
+    for command in (["card", "check", card], ["space", "--workload", card, "--launcher", "mine"]):
+        for line in cli.err(command).splitlines():
+            assert message in line
 
 
 @pytest.mark.parametrize("command", ["space", "predict", "run --dry-run", "run --dry-run --launcher simulate"])
@@ -112,20 +106,16 @@ def test_what_the_profile_gave_is_frozen_with_its_source(bare):
     assert sources["accelerator"] == sources["total_count"] == "the profile mine"
 
 
-def test_a_profile_completes_a_part_and_describes_an_unknown_accelerator(bare, capsys, cli):
+def test_a_profile_completes_a_part_and_describes_an_unknown_accelerator(bare, cli):
     part = write(Path("part.yaml"), {"xpu_spec": {"model": "h100"}})
     assert "states no total_count, count_per_node: give" in cli.out(["card", "check", part])
-    Path("launchers/counts.yaml").write_text(
-        "launcher: slurm\nhardware: {num_accelerators: 4, accelerators_per_node: 4}\n"
-    )
+    counts = "launcher: slurm\nhardware: {num_accelerators: 4, accelerators_per_node: 4"
+    Path("launchers/counts.yaml").write_text(f"{counts}}}\n")
     assert main(["space", "--workload", part, "--launcher", "counts"]) == 0
-    capsys.readouterr()
-    assert main(["space", "--workload", bare, "--launcher", "counts"]) == 2
-    assert "workload.hardware.xpu_spec.model is missing: give --set accelerator=NAME" in capsys.readouterr().err
-    Path("launchers/own.yaml").write_text(
-        "launcher: slurm\nhardware: {accelerator: abacus, num_accelerators: 4, accelerators_per_node: 4,"
-        " memory_gib: 90, peak_flops: 1.0e+14, memory_gb_per_s: 1000}\n"
-    )
+    error = cli.err(["space", "--workload", bare, "--launcher", "counts"])
+    assert "workload.hardware.xpu_spec.model is missing: give --set accelerator=NAME" in error
+    own = "accelerator: abacus, memory_gib: 90, peak_flops: 1.0e+14, memory_gb_per_s: 1000"
+    Path("launchers/own.yaml").write_text(f"{counts}, {own}}}\n")
     card = plan_search(SearchRequest(bare, SearchLimits(budget=1), launcher="own")).spec.card
     assert (card.hardware.memory_gib, card.hardware.chip.peak_flops) == (90, {"bf16": 1e14})
 
@@ -147,25 +137,23 @@ def test_a_replay_gives_its_own_hardware(bare):
     assert spec.card.hardware.accelerator == "h100"
 
 
-def test_a_number_of_the_work_is_asked_for_and_never_taken_from_a_profile(bare, capsys, cli):
+def test_a_number_of_the_work_is_asked_for_and_never_taken_from_a_profile(bare, cli):
     card = write(Path("open.yaml"), batch_size=None)
+    space = ["space", "--workload", card, "--launcher", "mine"]
     assert "states no hardware and no batch_size: give" in cli.out(["card", "check", card])
-    assert main(["space", "--workload", card, "--launcher", "mine"]) == 2
-    assert "workload.data.batch_size is missing: give --set batch_size=N" in capsys.readouterr().err
-    assert main(["space", "--workload", card, "--launcher", "mine", "--set", "batch_size=32"]) == 0
+    assert "workload.data.batch_size is missing: give --set batch_size=N" in cli.err(space)
+    assert main([*space, "--set", "batch_size=32"]) == 0
 
 
 @pytest.mark.parametrize(
     ("name", "named"), [("torchrun", "'torchrun'"), ("PyTorch", "'PyTorch'"), (None, "no framework")]
 )
-def test_a_framework_without_a_run_script_lists_those_that_can_run_the_card(name, named, tmp_path, capsys, cli):
-    data = make_card()
-    data["Model-executor"]["framework"]["name"] = name
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump(data))
-    error = cli.err(["space", "--workload", str(tmp_path / "a.yaml")])
+def test_a_framework_without_a_run_script_lists_those_that_can_run_the_card(name, named, tmp_path, cli):
+    card = tmp_path / "a.yaml"
+    card.write_text(yaml.safe_dump(change_fields(make_card(), {"Model-executor.framework.name": name})))
+    error = cli.err(["space", "--workload", str(card)])
     assert named in error
     assert "--framework (deepspeed, hf-trainer, maxtext, megatron, nanotron, torchtitan)" in error
     assert error.count("\n") == 1
     cpu = ["--set", "accelerator=cpu", "--set", "memory_gb=4", "--set", "total_count=2", "--set", "count_per_node=2"]
-    assert main(["space", "--workload", str(tmp_path / "a.yaml"), *cpu]) == 2
-    assert "(cpu, " in capsys.readouterr().err
+    assert "(cpu, " in cli.err(["space", "--workload", str(card), *cpu])

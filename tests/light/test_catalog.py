@@ -85,11 +85,6 @@ def test_anything_else_is_rejected_with_its_location(text, message):
     assert message in str(caught.value)
 
 
-def test_an_error_without_parameters_lists_none():
-    with pytest.raises(UserError, match="there is no parameter 'price'; known: none"):
-        evaluate("price", {}, "file")
-
-
 def test_parameter_names_are_found_without_values():
     assert parameter_names("a * (b + 1) - a", "file") == {"a", "b"}
     assert parameter_names("2", "file") == frozenset()

@@ -33,7 +33,7 @@ from cclsearch.recording.load import load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.run.closest import find_closest
 from cclsearch.run.folder import load_run
-from cclsearch.scoring.objective import Constraint, Objective, choose_objective, load_objective, single_metric
+from cclsearch.scoring.objective import Constraint, Objective, load_objective, single_metric
 from cclsearch.stats.calibration import Prior
 from cclsearch.stats.closed_form import ClosedForm, Predictor
 from cclsearch.stats.kernel import KernelShape, read_features
@@ -298,13 +298,5 @@ def test_of_several_constraints_only_the_violated_ones_count(project):
     assert "peak_memory_gib" not in misses
     assert misses.count("under") == 2
     assert f"mfu {found.trial.outcome.metrics['mfu']:.4g} fraction, " in misses
-    others = [t.outcome.violation for t in run.state.trials.values() if t.outcome and t.outcome.violation]
+    others = [t.outcome.violation for t in run.state.trials.values() if t.outcome.violation]
     assert found.violation == min(others)
-
-
-def test_without_constraints_or_with_a_ranked_trial_nothing_is_closest(project):
-    search_with("--quiet", constraints=("peak_memory_gib <= 79",))
-    run = load_run(project / "runs" / "r")
-    assert find_closest(run.spec.objective, run.state) is None
-    unconstrained = choose_objective(None, (), task="training")
-    assert find_closest(unconstrained, run.state) is None

@@ -26,20 +26,12 @@ def make_space(rows: Sequence[dict[str, object]]) -> Space:
     return space_from_rows(knobs, rows)  # type: ignore[arg-type]
 
 
-SPACE = make_space(
-    [
-        {"tp": tp, "pp": pp, "dp": 16 // tp // pp, "micro_batch_size": 1}
-        for tp in (1, 2, 4, 8)
-        for pp in (1, 2, 4)
-        if tp * pp <= 16
-    ]
-)
+SPLITS = [(tp, pp) for tp in (1, 2, 4, 8) for pp in (1, 2, 4) if tp * pp <= 16]
+SPACE = make_space([{"tp": tp, "pp": pp, "dp": 16 // tp // pp, "micro_batch_size": 1} for tp, pp in SPLITS])
 
 
 def row_of(tp: int, pp: int) -> int:
-    row = SPACE.row(Config({"tp": tp, "pp": pp, "dp": 16 // tp // pp, "micro_batch_size": 1}))
-    assert row is not None
-    return row
+    return SPACE.row(Config({"tp": tp, "pp": pp, "dp": 16 // tp // pp, "micro_batch_size": 1}))
 
 
 def fit(
@@ -50,19 +42,10 @@ def fit(
     failure: Failure = FAILED,
     doubted: Sequence[int] = (),
 ) -> Feasibility:
-    seen = [
-        Observation(
-            n,
-            SPACE.config(row_of(*split)),
-            row_of(*split),
-            1.0,
-            metrics={"step_time_s": 1.0} | ({} if peak is None else {"peak_memory_gib": peak}),
-        )
-        for n, split in enumerate(ran)
-    ] + [
-        Observation(n, SPACE.config(row_of(*split)), row_of(*split), None, failure=failure)
-        for n, split in enumerate(failed, start=len(ran))
-    ]
+    metrics = {"step_time_s": 1.0} | ({} if peak is None else {"peak_memory_gib": peak})
+    ends = [(row_of(*split), {"loss": 1.0, "metrics": metrics}) for split in ran]
+    ends += [(row_of(*split), {"loss": None, "failure": failure}) for split in failed]
+    seen = [Observation(n, SPACE.config(row), row, **end) for n, (row, end) in enumerate(ends)]
     return fit_feasibility(predictor_of(CARD, SPACE), seen, doubted=frozenset(doubted))
 
 
@@ -103,11 +86,8 @@ def test_a_crash_of_unknown_cause_is_shared_between_memory_and_other_causes():
 
 
 def test_a_crash_that_the_llm_does_not_put_down_to_memory_teaches_little_about_memory():
-    before, shared, doubted = (
-        fit([]),
-        fit([], [(4, 1)], failure=CRASHED),
-        fit([], [(4, 1)], failure=CRASHED, doubted=[0]),
-    )
+    before, shared = fit([]), fit([], [(4, 1)], failure=CRASHED)
+    doubted = fit([], [(4, 1)], failure=CRASHED, doubted=[0])
     assert p_fits(before, 4, 1) - p_fits(doubted, 4, 1) < 0.4 * (p_fits(before, 4, 1) - p_fits(shared, 4, 1))
     assert p_success(doubted, 4, 1) < p_success(before, 4, 1)
 

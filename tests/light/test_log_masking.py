@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 from cclsearch.core.text import plain
+from cclsearch.launch.base import JobState, JobStatus
 from cclsearch.run import log_masking
 from cclsearch.run.log_masking import DONE_FILE, PIECE_BYTES, LogMasker, scrub_logs
 from cclsearch.run.trial_folder import publish_attempt
@@ -124,8 +125,6 @@ def test_separators_of_lines_and_marks_of_direction_are_removed_from_text():
 
 
 def test_publishing_moves_logs_that_are_masked_later(tmp_path):
-    from cclsearch.launch.base import JobState, JobStatus
-
     attempt = tmp_path / "trials" / "0001" / "attempts" / "1"
     write_log(attempt)
     publish_attempt(attempt.parent.parent, attempt, JobStatus(state=JobState.DONE))
@@ -157,20 +156,15 @@ import os, pathlib, signal, sys
 from cclsearch.run.log_masking import scrub_logs
 real = {call}
 def killed(*arguments, **named):
+    if {name == "fdopen"} and "wb" not in arguments:
+        return real(*arguments, **named)
     if {is_after}:
         real(*arguments, **named)
     os.kill(os.getpid(), signal.SIGKILL)
 {owner}.{name} = killed
 scrub_logs(pathlib.Path(sys.argv[1]))
 """
-    patched = (
-        program
-        if call != "os.fdopen"
-        else program.replace("real = ", "mode = 'wb'; real = ").replace(
-            "    if ", "    if 'wb' not in arguments:\n        return real(*arguments, **named)\n    if ", 1
-        )
-    )
-    done = subprocess.run([sys.executable, "-c", patched, str(folder)], check=False, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], check=False, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert [path.name for path in folder.iterdir() if path != log and SECRET in path.read_text()] == []
     for _ in range(2):
