@@ -70,7 +70,7 @@ def test_memory_decides_between_variants_and_is_required():
 )
 def test_neither_the_number_of_a_board_nor_the_memory_of_its_cpu_is_that_of_the_accelerator(name, memory_gib, key):
     assert find_accelerator(name, memory_gib).name == key
-    with pytest.raises(UserError, match="may be (a100-40 and a100-80|gh200-96 and gh200-144)"):
+    with pytest.raises(UserError, match=r"may be (a100-40 and a100-80|gh200-96 and gh200-144)"):
         find_accelerator(name)
 
 
