@@ -1,4 +1,5 @@
-"""The command line. Each command is a module whose `run(args)` calls the engine, prints and returns the exit code.
+"""The command line. Each command is a module whose `run(args)` calls the engine, prints and returns the exit
+code, or None if it only succeeds.
 
 `arguments.yaml` declares its arguments. The module is imported only when the command runs, so that help and completion
 import nothing heavy.
@@ -167,11 +168,11 @@ def _dispatch(arguments: list[str]) -> int:
     args = make_parser(name).parse_args(arguments[1:])
     module = importlib.import_module(path)
     if not hasattr(args, "offline"):
-        return int(module.run(args))
+        return module.run(args) or EXIT_OK
     from cclsearch.core.offline import offline
 
     with offline(args.offline):
-        return int(module.run(args))
+        return module.run(args) or EXIT_OK
 
 
 def make_parser(name: str) -> argparse.ArgumentParser:

@@ -7,20 +7,18 @@ import textwrap
 from collections.abc import Iterator
 
 from cclsearch.card.hardware import Accelerator, find_accelerator, find_candidates, load_accelerators
-from cclsearch.cli import EXIT_OK
 from cclsearch.cli.output import show
 from cclsearch.core.table import format_table
 
 TERA = 1e12
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the table, or the accelerators of one name; a name that several sizes share shows all of them."""
     known = list(load_accelerators().values())
     chosen = known if args.name is None else find_candidates(args.name) or [find_accelerator(args.name)]
     lines = _list_all(chosen) if args.name is None else (line for chip in chosen for line in _describe_one(chip))
     show([chip.model_dump() for chip in chosen], lines, as_json=args.json)
-    return EXIT_OK
 
 
 def _list_all(chips: list[Accelerator]) -> Iterator[str]:

@@ -7,9 +7,9 @@ import json
 import sys
 from typing import Any
 
+from cclsearch.cli.output import say
 from cclsearch.core.errors import UserError, require_writable, writing_to
 from cclsearch.core.table import format_table
-from cclsearch.core.text import plain
 from cclsearch.loop.bench import DEFAULT_SAMPLERS, run_bench
 from cclsearch.propose.study.choose import list_samplers
 
@@ -20,7 +20,7 @@ the optimum. "to 5%": mean trials to get there. "failed", "dupl.": share of tria
 an earlier one."""
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     samplers = [name for text in args.samplers or DEFAULT_SAMPLERS for name in text.split(",") if name]
     if not samplers:
         raise UserError(f"--samplers is empty; choose from: {', '.join(list_samplers())}")
@@ -40,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
         with writing_to(args.json):
             args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     _print_figures(figures, overall_only=args.quiet)
-    return 0
 
 
 def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
@@ -48,11 +47,10 @@ def _print_figures(figures: dict[str, Any], *, overall_only: bool) -> None:
     print(LEGEND)
     if not overall_only:
         for landscape in figures["landscapes"]:
-            print(plain(f"\n{landscape}"))
+            say(f"\n{landscape}")
             _print_table({name: summary["landscapes"][landscape] for name, summary in samplers.items()})
         for landscape, notes in figures["notes"].items():
-            for note in notes:
-                print(plain(f"{landscape}: {note}"))
+            say(*(f"{landscape}: {note}" for note in notes))
     print(f"\nall {figures['num_landscapes']} landscapes x {figures['seeds']} seeds (recorded measurements)")
     _print_table(samplers)
     if any(summary["num_cells"] for summary in samplers.values()):

@@ -6,8 +6,8 @@ import argparse
 import json
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
+from cclsearch.cli.output import say
 from cclsearch.core.job_file import RECORD_BYTES, read_tail
-from cclsearch.core.text import plain
 from cclsearch.report.launch_form import describe_launch, launch_as_json
 from cclsearch.report.power import describe_power_limit
 from cclsearch.report.summary import best_as_json, closest_as_json, summarize_run
@@ -20,8 +20,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_run(find_run(args.run, args.runs))
     best = loaded.state.best
     if args.power_limit is not None:
-        for line in describe_power_limit(loaded.spec, loaded.state, args.power_limit):
-            print(plain(line))
+        say(*describe_power_limit(loaded.spec, loaded.state, args.power_limit))
         return EXIT_OK
     if args.json:
         closest = closest_as_json(loaded.spec, loaded.state)
@@ -31,14 +30,11 @@ def run(args: argparse.Namespace) -> int:
             figures["launch"] = launch_as_json(loaded.spec, best.config)
         print(json.dumps(figures or without))
         return EXIT_OK if best else EXIT_FAILED
-    for line in summarize_run(loaded.spec, loaded.state, loaded.folder):
-        print(plain(line))
+    say(*summarize_run(loaded.spec, loaded.state, loaded.folder))
     if best is None:
         return EXIT_FAILED
-    for line in describe_launch(loaded.spec, best.config):
-        print(plain(line))
+    say(*describe_launch(loaded.spec, best.config))
     script = loaded.trial_folder(best.number) / SCRIPT_FILE
     if loaded.spec.recording is None and script.is_file():
-        print(f"job script: {script}\n")
-        print(plain(read_tail(script, RECORD_BYTES)).rstrip())
+        say(f"job script: {script}\n", read_tail(script, RECORD_BYTES).rstrip())
     return EXIT_OK

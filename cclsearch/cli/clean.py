@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 
-from cclsearch.cli import EXIT_OK
 from cclsearch.cli.output import show
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
@@ -17,7 +16,7 @@ from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Cancel every unfinished job of the run, and remove its resources; refuse if its search is still running."""
     folder = find_run(args.run, args.runs)
     found = load_run(folder)
@@ -49,4 +48,3 @@ def run(args: argparse.Namespace) -> int:
         print(f"{count} left; nothing was {done} (--dry-run)")
     elif not args.json:
         print(f"{count} {done}" if rows else nothing)
-    return EXIT_OK

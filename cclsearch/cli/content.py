@@ -30,11 +30,9 @@ def run_content(folder: str, args: argparse.Namespace, argument: str) -> int:
         places = ("" if item.is_shipped else f"  [{item.path}]" for item in items)
         rows = [(i.name, i.kind, f"{i.description}{where}") for i, where in zip(items, places, strict=True)]
         show(data, [format_table((), rows)], as_json=args.json)
-        return EXIT_OK
-    name = getattr(args, argument)
-    if args.action == "show":
-        print(plain(read_item(folder, name)), end="")
-        return EXIT_OK
-    path = copy_item(folder, name, args.new_name)
-    print(f"{plain(str(path))}\nnext: {NEXT[folder].format(name=args.new_name)}")
+    elif args.action == "show":
+        print(plain(read_item(folder, getattr(args, argument))), end="")
+    else:
+        path = copy_item(folder, getattr(args, argument), args.new_name)
+        print(f"{plain(str(path))}\nnext: {NEXT[folder].format(name=args.new_name)}")
     return EXIT_OK

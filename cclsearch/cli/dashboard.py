@@ -13,7 +13,6 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.loop.session import rebuild_space
 from cclsearch.run.catalog import find_run, name_run
@@ -36,7 +35,7 @@ class _QuietHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None: ...
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     try:
         import optuna_dashboard
     except ImportError:
@@ -56,7 +55,6 @@ def run(args: argparse.Namespace) -> int:
             with contextlib.suppress(KeyboardInterrupt):
                 server.serve_forever()
     print()
-    return EXIT_OK
 
 
 def _find_study(loaded: Run, scratch: Path) -> Path:

@@ -8,11 +8,12 @@ import re
 import orjson
 
 from cclsearch.checks.probe import DTYPES, DeviceProbe, probe_device
+from cclsearch.cli.output import say
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the measurements, and an entry for the project's `hardware.yaml`."""
     import yaml
 
@@ -21,13 +22,10 @@ def run(args: argparse.Namespace) -> int:
     found = probe_device(with_collectives=not args.no_collectives)
     if args.json:
         print(orjson.dumps(found.model_dump(mode="json") | {"hardware_yaml": found.as_entry(args.name)}).decode())
-        return 0
-    print(plain("\n".join(_lines(found))))
-    print(
-        "\n# for the hardware.yaml of a project (docs/accelerators.md); complete scale_out_gbps with your network's\n"
-    )
+        return
+    say(*_lines(found))
+    print("\n# for a project's hardware.yaml (docs/accelerators.md); complete scale_out_gbps with your network's\n")
     print(plain(yaml.safe_dump(found.as_entry(args.name), sort_keys=False, width=110)), end="")
-    return 0
 
 
 def _lines(found: DeviceProbe) -> list[str]:

@@ -6,9 +6,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from cclsearch.cli import EXIT_OK
+from cclsearch.cli.output import say
 from cclsearch.core.content import trial_folder
-from cclsearch.core.text import one_line, plain
+from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
 from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Job
@@ -24,8 +24,8 @@ from cclsearch.report.launch_form import describe_launch, launch_as_json
 NUM_PROPOSALS = 3
 
 
-def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> int:
-    """Print the plan of a search whose run would be in `runs_folder`; returns the exit code."""
+def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> None:
+    """Print the plan of a search whose run would be in `runs_folder`."""
     spec, space = plan.spec, plan.space
     proposals = first_proposals(plan)
     script = render_first(plan, proposals[0], runs_folder) if proposals else ""
@@ -34,20 +34,17 @@ def show_plan(plan: Plan, runs_folder: Path, *, as_json: bool) -> int:
         launch = launch_as_json(spec, proposals[0].config) if proposals else None
         answer = {"space": len(space), "raw": space.num_raw, "proposals": shown, "job_script": script, "launch": launch}
         print(json.dumps(answer))
-        return EXIT_OK
-    for line in spec.banner:
-        print(f"note: {plain(line)}")
+        return
+    say(*(f"note: {line}" for line in spec.banner))
     print(f"space: {len(space):,} valid configurations of {space.num_raw:,} combinations")
     for knob in space.knobs:
         print(f"  {knob.name}: {', '.join(format_knob_value(choice) for choice in knob.choices)}")
     print(f"first proposals of the sampler {spec.sampler}:")
     for proposal in proposals:
         print(f"  {proposal.config}  ({one_line(proposal.rationale, 160) or proposal.proposer})")
-    print(f"job script of the first ({spec.profile.name}):\n{plain(script).rstrip()}")
-    for line in describe_launch(spec, proposals[0].config) if proposals else ():
-        print(plain(line))
+    say(f"job script of the first ({spec.profile.name}):\n{script.rstrip()}")
+    say(*(describe_launch(spec, proposals[0].config) if proposals else ()))
     print("nothing was run; start the search without --dry-run")
-    return EXIT_OK
 
 
 def first_proposals(plan: Plan) -> list[Proposal]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from cclsearch.cli import EXIT_FAILED, EXIT_OK
+from cclsearch.cli.output import say
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, plain
@@ -31,24 +32,18 @@ def run(args: argparse.Namespace) -> int:
         trials = [_find_trial(loaded, args.trial)] if args.trial else _choose_trials(loaded, args.trials or "ranked")
         folder = args.out or loaded.folder / "ccl-bench"
         made = write_entries(loaded, trials, folder, traces=not args.no_traces)
-        print(plain(f"wrote {count_of(len(made), 'card')} with traces, launch and evidence to {folder}"))
-        for line in list_left_out(made):
-            print(plain(line))
+        say(f"wrote {count_of(len(made), 'card')} with traces, launch and evidence to {folder}", *list_left_out(made))
         return EXIT_OK
-    path = (
-        args.out or loaded.folder / {"csv": "trials.csv", "parquet": "trials.parquet", "optuna": "optuna.db"}[args.to]
-    )
+    names = {"csv": "trials.csv", "parquet": "trials.parquet", "optuna": "optuna.db"}
+    path = args.out or loaded.folder / names[args.to]
     if args.to == "csv":
         write_csv(loaded, path)
     elif args.to == "parquet":
         write_parquet(loaded, path)
     url = write_optuna(loaded, path) if args.to == "optuna" else None
-    print(
-        plain(
-            f"wrote {path}: {describe_counts(count_states(loaded.state.trials.values()))}"
-            + (f"\nopen with: optuna-dashboard {url}" if url else "")
-        )
-    )
+    say(f"wrote {path}: {describe_counts(count_states(loaded.state.trials.values()))}")
+    if url:
+        say(f"open with: optuna-dashboard {url}")
     return EXIT_OK
 
 
@@ -62,7 +57,7 @@ def _write_to_trackers(run: Run, args: argparse.Namespace) -> int:
     failed = {problem.partition(" writes no more")[0] for problem in problems}
     for target in targets:
         if f"--log-to {target.name}" not in failed:
-            print(plain(f"wrote {describe_counts(count_states(run.state.trials.values()))} to {redact(target.text)}"))
+            say(f"wrote {describe_counts(count_states(run.state.trials.values()))} to {redact(target.text)}")
     return EXIT_FAILED if problems else EXIT_OK
 
 

@@ -27,7 +27,7 @@ RUNS_HERE = {"local": "it trains on this machine", "simulate": "nothing trains: 
 TEMPLATES = Path(__file__).parent / "new_project"
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Write the project and print the next command."""
     folder = Path(args.directory).expanduser()
     answers = dict.fromkeys(QUESTIONS, "") if args.yes else _ask(folder)
@@ -50,7 +50,6 @@ def run(args: argparse.Namespace) -> int:
     elsewhere = f"it trains on the machines of profile {profile!r}, not on this machine"
     what = RUNS_HERE.get(kind, elsewhere)
     print(f"{'next' if runs_here else 'then'}: {where}ccl-search run --workload mine --budget 5   ({what})")
-    return 0
 
 
 def plan_project(folder: Path, answers: dict[str, str]) -> dict[Path, str]:

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cclsearch.cli import EXIT_OK
 from cclsearch.cli.output import show
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.content import project_root
@@ -32,7 +31,7 @@ TAKEN_BY = {
 """Name of an input -> its arguments, and the actions that take it."""
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     for words, (names, actions) in TAKEN_BY.items():
         if args.action not in actions and any(getattr(args, name) not in (None, []) for name in names):
             takers = f"`links {actions[0]}` does" if len(actions) == 1 else "`place` and `what-if` do"
@@ -40,14 +39,16 @@ def run(args: argparse.Namespace) -> int:
     if args.action in ("place", "what-if"):
         if args.workload is None:
             raise UserError(f"`links {args.action}` needs --workload NAME, whose configuration it is about")
-        return _place(args) if args.action == "place" else _what_if(args)
+        _place(args) if args.action == "place" else _what_if(args)
+        return
     profile = load_profile(args.launcher)
-    if args.action == "measure":
-        return _measure(profile, args)
-    return _import(profile, args) if args.action == "import" else _show(profile, as_json=args.json)
+    if args.action == "show":
+        _show(profile, as_json=args.json)
+    else:
+        (_measure if args.action == "measure" else _import)(profile, args)
 
 
-def _measure(profile: Profile, args: argparse.Namespace) -> int:
+def _measure(profile: Profile, args: argparse.Namespace) -> None:
     from cclsearch.checks.links import measure_links
 
     ranks = args.ranks or profile.hardware.num_accelerators
@@ -69,10 +70,9 @@ def _measure(profile: Profile, args: argparse.Namespace) -> int:
     )
     lines = [*_table(measured.links), *reduced, _say_written(path, profile)]
     show({**_as_data(measured.links, path), "all_reduce": measured.reduced}, lines, as_json=args.json)
-    return EXIT_OK
 
 
-def _import(profile: Profile, args: argparse.Namespace) -> int:
+def _import(profile: Profile, args: argparse.Namespace) -> None:
     if not args.files:
         raise UserError("`links import` needs a CSV file, or the outputs of nccl-tests")
     paths = [Path(name) for name in args.files]
@@ -84,14 +84,13 @@ def _import(profile: Profile, args: argparse.Namespace) -> int:
         links = links.model_copy(update={"source": f"imported from {paths[0].name}"})
     path = _keep(profile, links)
     show(_as_data(links, path), [links.describe(), _say_written(path, profile)], as_json=args.json)
-    return EXIT_OK
 
 
 def _say_written(path: Path, profile: Profile) -> str:
     return f"wrote {path}: `predict` and `run` with --launcher {profile.name} use it"
 
 
-def _place(args: argparse.Namespace) -> int:
+def _place(args: argparse.Namespace) -> None:
     """Print, and write as a rank file, the placement that suits one configuration."""
     from cclsearch.checks.placement import KINDS, place_config
 
@@ -107,7 +106,6 @@ def _place(args: argparse.Namespace) -> int:
         order = f" ({each.config['rank_order']})" if "rank_order" in each.config else ""
         lines.append(f"  {each.predicted:.4g} {placed.unit}, {KINDS[each.kind]}{order} (predicted)")
     show(data, [*lines, *_describe_placement(best, args.write)], as_json=args.json)
-    return EXIT_OK
 
 
 def _describe_placement(best: Placement, written: Path | None) -> list[str]:
@@ -131,7 +129,7 @@ def _describe_placement(best: Placement, written: Path | None) -> list[str]:
     return lines
 
 
-def _what_if(args: argparse.Namespace) -> int:
+def _what_if(args: argparse.Namespace) -> None:
     """Print the predictions with other links, for one configuration and for the best one there."""
     from cclsearch.checks.placement import predict_on_links
 
@@ -143,10 +141,9 @@ def _what_if(args: argparse.Namespace) -> int:
         lines.append(f"  {each.value:.4g} {unit}  {each.name}{other}")
     data = {"provenance": "predicted", "config": dict(config), "unit": unit, "links": rows}
     show(data, lines, as_json=args.json)
-    return EXIT_OK
 
 
-def _show(profile: Profile, *, as_json: bool) -> int:
+def _show(profile: Profile, *, as_json: bool) -> None:
     links = profile.hardware.links
     if links is None:
         raise UserError(
@@ -155,7 +152,6 @@ def _show(profile: Profile, *, as_json: bool) -> int:
         )
     path = next(place for place in links_places(profile) if place.is_file())
     show(_as_data(links, path), [*_table(links), str(path)], as_json=as_json)
-    return EXIT_OK
 
 
 def _keep(profile: Profile, links: LinkMatrix) -> Path:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, open_job_file, read_job_json
 from cclsearch.core.secrets.redact import Masker, redact
@@ -26,7 +25,7 @@ LOOK_S = 0.3
 MAX_LINE_BYTES = 1 << 16
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     folder = find_run(args.run, args.runs)
     loaded, trial = _read(folder, args.trial)
     name = STDERR_FILE if args.stderr else STDOUT_FILE
@@ -38,10 +37,9 @@ def run(args: argparse.Namespace) -> int:
                 count += 1
                 print(text, end="" if text.endswith("\n") else "\n", flush=args.follow)
     except KeyboardInterrupt:
-        return EXIT_OK  # the trial continues
+        return  # the trial continues
     if args.rank is not None:
         _print_failure(folder, args.trial, args.rank, count)
-    return EXIT_OK
 
 
 def _read(folder: Path, number: int) -> tuple[Run, Trial]:

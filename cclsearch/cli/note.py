@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from cclsearch.cli import EXIT_OK
 from cclsearch.cli.output import show
 from cclsearch.core.errors import UserError
 from cclsearch.run.annotations import Annotations, add_note, read_annotations
@@ -12,7 +11,7 @@ from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     folder = find_run(args.run, args.runs)
     loaded = load_run(folder)
     first, *rest = args.words or [""]
@@ -26,4 +25,3 @@ def run(args: argparse.Namespace) -> int:
     notes = read_annotations(folder).notes
     data = [note.model_dump(mode="json", exclude={"kind"}) for note in notes]
     show(data, Annotations(notes=notes).describe() or ["no notes"], as_json=args.json)
-    return EXIT_OK

@@ -8,7 +8,15 @@ from collections.abc import Iterable
 from cclsearch.core.text import plain
 
 
+def say(*lines: str) -> None:
+    """Print the lines without terminal escapes."""
+    for line in lines:
+        print(plain(line))
+
+
 def show(data: object, lines: Iterable[str], *, as_json: bool) -> None:
     """Print the data as JSON, or the lines without terminal escapes; lines of a generator are made only if printed."""
-    for line in [json.dumps(data)] if as_json else map(plain, lines):
-        print(line)
+    if as_json:
+        print(json.dumps(data))
+    else:
+        say(*lines)

@@ -6,9 +6,9 @@ import argparse
 import json
 
 from cclsearch.analysis.pareto import gather_pareto_page
-from cclsearch.cli import EXIT_OK
+from cclsearch.cli.output import say
 from cclsearch.core.metrics import MetricInfo
-from cclsearch.core.text import plain, show_number
+from cclsearch.core.text import show_number
 from cclsearch.core.values import Provenance
 from cclsearch.report.figures import name_value
 from cclsearch.report.pareto import ParetoPage
@@ -23,7 +23,7 @@ DATA_OF_PAGE = ("runs", "provenance", "notes", "objective", "hypervolume", "refe
 DATA_OF_POINT = ("run", "trial", "values", "on_front", "is_knee", "interval")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     folders = list(dict.fromkeys(find_run(name, args.runs) for name in args.run or ["last"]))
     page = gather_pareto_page(
         [load_run(folder) for folder in folders],
@@ -33,28 +33,24 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json:
         print(json.dumps(pareto_as_json(page)))
-        return EXIT_OK
+        return
     folder = args.out or (folders[0] if len(folders) == 1 else runs_folder(args.runs))
     written = write_pareto_page(page, folder, png=not args.no_png, dark=args.dark)
     print_pareto(page)
-    for path in written:
-        print(plain(f"wrote {path}"))
-    return EXIT_OK
+    say(*(f"wrote {path}" for path in written))
 
 
 def print_pareto(page: ParetoPage) -> None:
     """Print the Pareto front as a table, with the weights that choose each point."""
     mark = Provenance(page.provenance).mark
-    print(
-        plain(f"Pareto front{mark}: {len(page.front)} of {len(page.points)} configurations, {len(page.growth)} trials")
-    )
+    say(f"Pareto front{mark}: {len(page.front)} of {len(page.points)} configurations, {len(page.growth)} trials")
     for point in page.front:
         figures = ", ".join(_name_value(axis, value) for axis, value in zip(page.axes, point.values, strict=True))
         extra = "  knee" if point.is_knee else ""
         if point.chosen:
             extra += f"  weights {show_number(point.chosen[0])} to {show_number(point.chosen[1])}"
         name = f"trial {point.trial}" if len(page.runs) == 1 else point.name
-        print(plain(f"  {name:<10} {figures}  {point.config_text}{extra}"))
+        say(f"  {name:<10} {figures}  {point.config_text}{extra}")
 
 
 def pareto_as_json(page: ParetoPage) -> dict[str, object]:

@@ -37,7 +37,7 @@ from cclsearch.tasks.base import task_of
 from cclsearch.tasks.training.aot import find_topology, require_compiler
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the configurations that are predicted to be fastest and likely to fit, with their parts."""
     if args.png:
         require_writable(args.png, "--png")
@@ -85,7 +85,6 @@ def run(args: argparse.Namespace) -> int:
             print(line)
         if cost is not None:
             print(f"  expected cost of a search on a cluster: {cost.describe()}")
-    return 0
 
 
 def _list_forms(predictor: Predictor, prediction: Prediction) -> dict[str, Derived]:

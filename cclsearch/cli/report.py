@@ -6,15 +6,14 @@ import argparse
 from pathlib import Path
 
 from cclsearch.analysis.report_pages import build_page, draw_pareto_charts
-from cclsearch.cli import EXIT_OK
+from cclsearch.cli.output import say
 from cclsearch.core.errors import UserError
-from cclsearch.core.text import plain
 from cclsearch.report.write import write_report
 from cclsearch.run.catalog import LAST, find_run, list_runs, runs_folder
 from cclsearch.run.folder import Run, load_run, load_runs
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     if args.all and args.run:
         raise UserError(f"--all includes every run: give either --all or {' '.join(args.run)}")
     named = dict.fromkeys(find_run(name, args.runs) for name in args.run or [LAST]) if not args.all else {}
@@ -24,15 +23,14 @@ def run(args: argparse.Namespace) -> int:
     written = write_report(
         pages, args.out or folder / "report.html", png=not args.no_png, dark=args.dark, extra=draw_pareto_charts(runs)
     )
-    print(plain(f"report:   {written[0]}"))
+    say(f"report:   {written[0]}")
     if len(written) > 1:
-        print(plain(f"charts:   {len(written) - 1} in {written[1].parent}"))
-    return EXIT_OK
+        say(f"charts:   {len(written) - 1} in {written[1].parent}")
 
 
 def _load_all(chosen: Path | None) -> list[Run]:
     """Every run of the project; an unreadable one is skipped with a note."""
-    runs = list(load_runs(list_runs(chosen), lambda name, error: print(plain(f"note: {name} is skipped: {error}"))))
+    runs = list(load_runs(list_runs(chosen), lambda name, error: say(f"note: {name} is skipped: {error}")))
     if not runs:
         start = "start one with `ccl-search run --workload wl2 --budget 15`"
         raise UserError(f"there are no runs in {str(runs_folder(chosen))!r} yet; {start}")

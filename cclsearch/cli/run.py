@@ -29,7 +29,7 @@ NO_LLM = "none"
 """The `--llm` of a search without an LLM in a project whose settings name one."""
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int | None:
     choose_webhook(args.notify)  # what cannot be sent stops the command before a run exists
     with naming_settings(args):
         plan = plan_search(make_request(args))
@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         from cclsearch.cli.dry_run import show_plan
 
-        return show_plan(plan, runs, as_json=args.json)
+        show_plan(plan, runs, as_json=args.json)
+        return None
     from cclsearch.cli.drive import drive_in_terminal
 
     folder = start_run(plan.spec, runs)

@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-from cclsearch.cli import EXIT_OK
 from cclsearch.cli.output import show
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import print_wrapped
@@ -25,17 +24,18 @@ from cclsearch.run.folder import load_run, load_runs, resume_command
 from cclsearch.tasks.base import task_of
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     if args.openmetrics:
         if args.json:
             raise UserError("--json and --openmetrics are two formats: give one of them")
-        return _print_openmetrics(list_runs(args.runs) if args.run is None else [find_run(args.run, args.runs)])
-    if args.run is None:
-        return _list_all(list_runs(args.runs), as_json=args.json)
-    return _show_one(find_run(args.run, args.runs), as_json=args.json)
+        _print_openmetrics(list_runs(args.runs) if args.run is None else [find_run(args.run, args.runs)])
+    elif args.run is None:
+        _list_all(list_runs(args.runs), as_json=args.json)
+    else:
+        _show_one(find_run(args.run, args.runs), as_json=args.json)
 
 
-def _print_openmetrics(folders: list[Path]) -> int:
+def _print_openmetrics(folders: list[Path]) -> None:
     from cclsearch.export.tables import render_openmetrics
 
     def skip(name: str, error: UserError) -> None:
@@ -45,10 +45,9 @@ def _print_openmetrics(folders: list[Path]) -> int:
 
     runs = list(load_runs(folders, skip))
     print(render_openmetrics(runs, time.time()), end="")
-    return EXIT_OK
 
 
-def _list_all(folders: list[Path], *, as_json: bool) -> int:
+def _list_all(folders: list[Path], *, as_json: bool) -> None:
     rows: list[dict[str, object]] = []
     lines = []
     for folder in folders:
@@ -78,10 +77,9 @@ def _list_all(folders: list[Path], *, as_json: bool) -> int:
         lines.append(f"{folder.name}  {run.status}; {describe_counts(ends)}; {result or 'no best yet'}{tagged}")
     start = "no searches yet; start one: ccl-search run --workload wl2 --budget 15"
     show(rows, lines or [start], as_json=as_json)
-    return EXIT_OK
 
 
-def _show_one(folder: Path, *, as_json: bool) -> int:
+def _show_one(folder: Path, *, as_json: bool) -> None:
     run = load_run(folder)
     state, spec = run.state, run.spec
     figure, reported = find_figure(spec), leave_out_outdated(run.state.reported)
@@ -96,7 +94,7 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         notes = [{"topic": event.label, "text": event.text} for event in reported]
         facts = {"run": spec.run_id, "standing": run.status, "budget": total, "spent": state.num_spent}
         print(json.dumps({**facts, "best": best, "trials": trials, "notes": notes, "damage": state.damage}))
-        return EXIT_OK
+        return
     failures = [trial.outcome.failure for trial in state.trials.values() if trial.outcome and trial.outcome.failure]
     lost = sum(failure.kind.is_infrastructure for failure in failures)
     unjudged = len(state.unjudged)
@@ -117,4 +115,3 @@ def _show_one(folder: Path, *, as_json: bool) -> int:
         print_wrapped(line)
     if run.status.is_resumable:
         print(f"continue: {resume_command(spec, state, name_run(folder))}")
-    return EXIT_OK

@@ -16,7 +16,7 @@ from cclsearch.stats.pareto import parse_weights
 from cclsearch.tracking.webhook import choose_webhook
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int | None:
     choose_webhook(args.notify)
     weights = parse_weights(args.weights) if args.weights is not None else None
     runs = runs_folder(args.runs)
@@ -26,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as joined:
             with naming_settings(args):
                 plan, _ = plan_sweep(make_request(args), args.objective, weights, Path(joined))
-            return show_plan(plan, runs, as_json=args.json)
+            show_plan(plan, runs, as_json=args.json)
+        return None
     with naming_settings(args):
         plan, sweep = plan_sweep(make_request(args), args.objective, weights, runs.absolute() / JOINED_FOLDER)
     folder = create_sweep(plan, sweep, runs)

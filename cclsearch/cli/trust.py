@@ -5,24 +5,21 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from cclsearch.cli import EXIT_OK
+from cclsearch.cli.output import say
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import SETTINGS_FILE
-from cclsearch.core.text import plain
 from cclsearch.core.trust import LINE, current_project, list_code, trust_project, withdraw_trust
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Confirm a project, and print the files that may run from now on."""
     folder = current_project() if args.directory is None else Path(args.directory).expanduser().resolve()
     if not folder.is_dir():
         raise UserError(f"{str(args.directory)!r} is not a folder: name a project")
     if args.withdraw:
         known = withdraw_trust(folder)
-        print(plain(f"{folder}: {'its code no longer runs' if known else 'it was not trusted'}"))
-        return EXIT_OK
+        say(f"{folder}: {'its code no longer runs' if known else 'it was not trusted'}")
+        return
     trust_project(folder)
-    print(plain(f"{folder}: its code may run for you on this machine (`{LINE}` is in its {SETTINGS_FILE})"))
-    for path in list_code(folder):
-        print(plain(f"  {path.relative_to(folder)}"))
-    return EXIT_OK
+    say(f"{folder}: its code may run for you on this machine (`{LINE}` is in its {SETTINGS_FILE})")
+    say(*(f"  {path.relative_to(folder)}" for path in list_code(folder)))

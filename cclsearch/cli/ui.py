@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 
-from cclsearch.cli import EXIT_OK
 from cclsearch.core.errors import UserError
 from cclsearch.run.catalog import runs_folder
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise UserError(
             "starlette or uvicorn is not installed: run `pip install 'ccl-search[ui]'` or"
@@ -27,4 +26,3 @@ def run(args: argparse.Namespace) -> int:
         runs, args.port, allowed, lambda address: print(f"{runs}: {address}  (Ctrl-C ends it, no search)", flush=True)
     )
     print()
-    return EXIT_OK

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cclsearch.cli import EXIT_OK
 from cclsearch.cli.drive import print_end
 from cclsearch.core.errors import UserError
 from cclsearch.core.terminal import can_redraw
@@ -26,20 +25,20 @@ from cclsearch.run.spec import RunSpec
 LOOK_S = 0.5
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     folder = find_run(args.run, args.runs)
     try:
         if args.json:
-            return _watch_events(folder)
+            _watch_events(folder)
+            return
         last = _watch_table(folder) if can_redraw() else _watch_lines(folder)
     except KeyboardInterrupt:
         print("no longer watched; the search was not touched", file=sys.stderr)
-        return EXIT_OK
+        return
     print()
     if last.status is Standing.KILLED:
         print("killed: its process has gone and recorded no end")
     print_end(last.spec, last.state, folder, runs=args.runs)
-    return EXIT_OK
 
 
 def _follow(folder: Path, take: Callable[[Event], None] = lambda event: None) -> Iterator[Run]:
@@ -91,8 +90,7 @@ def _watch_lines(folder: Path) -> Run:
     return last
 
 
-def _watch_events(folder: Path) -> int:
+def _watch_events(folder: Path) -> None:
     """Print the output of `run --json`: the events so far and each further one, then the summary."""
     *_, last = _follow(folder, lambda event: print(EVENT.dump_json(event).decode(), flush=True))
     print(summarize_as_json(last.spec, last.state, folder))
-    return EXIT_OK
