@@ -12,7 +12,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from cclsearch.core import processes
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.lock_file import hold_file, is_held
-from cclsearch.core.values import Count, Failure, FailureKind, Model, Number, PositiveCount, Provenance, TimeLimit
+from cclsearch.core.values import Count, Failure, FailureKind, Model, PositiveCount, Provenance, TimeLimit
 from cclsearch.launch import network_namespaces
 from cclsearch.launch.base import (
     Check,
@@ -74,9 +73,6 @@ class LocalJobRecord(Model):
     boot_id: str
     pid_ns: str = ""
     """PID namespace that `pid` is of."""
-    # The time limit uses `start_ticks`, which no clock change affects.
-    started_s: Number
-    """Unix time of its start, for people."""
     timeout_s: TimeLimit
     oom_kills: Count
     """Processes that the kernel had killed for memory on this machine before the job started."""
@@ -325,7 +321,6 @@ def _record_process(pid: int, name: str, run_id: str, *, timeout_s: float) -> Lo
         start_ticks=processes.start_ticks(pid) or 0,
         boot_id=processes.boot_id(),
         pid_ns=processes.pid_namespace(),
-        started_s=time.time(),
         timeout_s=timeout_s,
         oom_kills=processes.count_oom_kills(),
     )

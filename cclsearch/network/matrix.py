@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
@@ -26,13 +26,9 @@ if TYPE_CHECKING:
 MAX_ENDPOINTS = 512
 
 
-def _split_row(row: Any) -> Any:
-    return row.split() if isinstance(row, str) else row
-
-
 Row = Annotated[
     tuple[float, ...],
-    BeforeValidator(_split_row),
+    BeforeValidator(lambda row: row.split() if isinstance(row, str) else row),
     PlainSerializer(lambda row: " ".join(map(repr, row)), return_type=str),
 ]
 """One row of figures; written as one line of text."""

@@ -205,7 +205,8 @@ def _is_alive(holder: dict[str, object], path: Path) -> bool:
         return _is_fresh(path)
     process = _identify(holder)
     if not process.is_of_this_boot:
-        return _is_since_boot(path) and _is_fresh(path)  # else another machine with the same name refreshes it
+        # refreshed after this machine started: another machine with the same name does that
+        return _is_fresh(path, min(boot_clock_s(), STALE_AFTER_S))
     if process.is_elsewhere:
         held = is_held(path) if holder.get("held") is True else None
         return _is_fresh(path) if held is None else held
@@ -230,17 +231,9 @@ def _explain_place(holder: dict[str, object]) -> str:
     return ", in another PID namespace, such as a container" if is_here and process.is_elsewhere else ""
 
 
-def _is_fresh(path: Path) -> bool:
+def _is_fresh(path: Path, age_s: float = STALE_AFTER_S) -> bool:
     """Whether the lock was refreshed in the last minutes."""
     try:
-        return time.time() - path.stat().st_mtime < STALE_AFTER_S
-    except OSError:
-        return False
-
-
-def _is_since_boot(path: Path) -> bool:
-    """Whether the lock was refreshed after this machine started; its holder may then still run."""
-    try:
-        return path.stat().st_mtime > time.time() - boot_clock_s()
+        return time.time() - path.stat().st_mtime < age_s
     except OSError:
         return False

@@ -6,7 +6,7 @@ begin); the trial itself is read from the ledger on demand. So a search of 25,00
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -261,11 +261,8 @@ class RunState:
 
     def window_ratio(self, number: int) -> WindowRatio:
         """Return the ratio of the window of a ranked trial to the first window."""
-        return self.windows.ratio_of(number, self._list_runs())
-
-    def _list_runs(self) -> Iterator[tuple[int, int, float]]:
-        """Number, key of its configuration and measured loss of each ranked trial."""
-        return ((n, self.trials.config_key(n), self.trials.loss(n) or 0.0) for n in self._ranked)
+        runs = ((n, self.trials.config_key(n), self.trials.loss(n) or 0.0) for n in self._ranked)
+        return self.windows.ratio_of(number, runs)
 
     @property
     def window_errors(self) -> list[float]:

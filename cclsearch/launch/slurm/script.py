@@ -37,7 +37,8 @@ def choose_shape(num_ranks: int, ranks_per_node: int, timeout_s: float, settings
     if not settings.whole_nodes:
         per_node = min(num_ranks, ranks_per_node)
     minutes = min(settings.time_limit, math.ceil((timeout_s + MARGIN_S) / 60))
-    return Shape(nodes=nodes, gpus_per_node=0 if settings.gpu_flag == "none" else per_node, time_min=minutes)
+    has_gpus = not settings.cpu_only and settings.gpu_request != "none"
+    return Shape(nodes=nodes, gpus_per_node=per_node if has_gpus else 0, time_min=minutes)
 
 
 def render_script(

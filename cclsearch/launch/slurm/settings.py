@@ -172,8 +172,3 @@ class SlurmSettings(Model):
     def default_host_python(self) -> str:
         """Return the python that starts a trial on a compute node, outside any container."""
         return self.host_python or (self.default_python() if self.container is None else "python3")
-
-    @property
-    def gpu_flag(self) -> str:
-        """The sbatch option that requests accelerators; `none` for a profile of CPU cores."""
-        return "none" if self.cpu_only else self.gpu_request

@@ -57,10 +57,6 @@ class Gcloud:
     def __init__(self, settings: TpuSettings) -> None:
         self.settings = settings
 
-    def location_flags(self) -> list[str]:
-        zone = [f"--zone={self.settings.zone}"]
-        return [*zone, *([f"--project={self.settings.project}"] if self.settings.project else []), "--quiet"]
-
     def run(self, *words: str, timeout_s: float = CALL_S) -> str:
         """Return what the command prints; raises GcloudError if it fails."""
         done = self.call(words, timeout_s)
@@ -70,7 +66,8 @@ class Gcloud:
 
     def call(self, words: Sequence[str], timeout_s: float) -> CompletedProcess[str]:
         """Run a command on the profile's project and zone."""
-        flags = self.location_flags()
+        project = [f"--project={self.settings.project}"] if self.settings.project else []
+        flags = [f"--zone={self.settings.zone}", *project, "--quiet"]
         return run_program([self.settings.gcloud, "compute", "tpus", *words, *flags], timeout_s=timeout_s)
 
     def find_default_project(self) -> str:

@@ -88,6 +88,7 @@ class WorkerGroup(Protocol):
 
 def run_program(command: Sequence[str], *, timeout_s: float) -> subprocess.CompletedProcess[str]:
     """Run a program without shell, secrets or terminal; one that exceeds the timeout is killed and returns 255."""
+    gcloud_login = {name: value for name, value in os.environ.items() if name.startswith("CLOUDSDK_")}
     try:
         return subprocess.run(
             command,
@@ -95,7 +96,7 @@ def run_program(command: Sequence[str], *, timeout_s: float) -> subprocess.Compl
             text=True,
             errors="replace",
             timeout=timeout_s,
-            env=_tool_environment(),
+            env={**public_environment(), **gcloud_login},  # which no worker gets
             stdin=subprocess.DEVNULL,
             check=False,
         )
@@ -105,12 +106,6 @@ def run_program(command: Sequence[str], *, timeout_s: float) -> subprocess.Compl
         raise UserError(f"{command[0]!r} was not found here; install it, or put it on PATH") from None
     except OSError as error:
         raise UserError(f"{command[0]!r} could not be run: {error}") from None
-
-
-def _tool_environment() -> dict[str, str]:
-    """Return the environment without secrets except gcloud's own login, which no worker gets."""
-    own = {name: value for name, value in os.environ.items() if name.startswith("CLOUDSDK_")}
-    return {**public_environment(), **own}
 
 
 def read_answers(text: str) -> dict[int, WorkerAnswer]:

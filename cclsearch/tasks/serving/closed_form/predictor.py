@@ -57,7 +57,8 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
     arrivals, lengths, most = load.arrivals, load.lengths, load.most
     compute = _make_compute(card, space, at, lengths)
     is_searched = arrivals is not None or "max_concurrency" in card.work
-    clients = _list_loads(most or _count_places(at), is_searched, space)
+    most = most or min(float((at.whole.dp * at.whole.sequences).max()), MAX_PLACES)
+    clients = _list_loads(most, is_searched, space)
     measured_LN = _mark_loads(space, clients)
     knows_more = card.hardware.kernel_tables is not None or not measured_LN.all()
     first_equal = np.arange(len(space)) if knows_more else find_first_equal(at)
@@ -128,11 +129,6 @@ class _Loads:
         if self.kept is None:
             return self._stack(rows), self.measured_LN[:, rows]
         return map_columns(lambda column_LN: column_LN[:, rows], self.kept), self.measured_LN[:, rows]
-
-
-def _count_places(at: Deployment) -> float:
-    """Return the most sequences at once over all configurations, at most `MAX_PLACES`."""
-    return min(float((at.whole.dp * at.whole.sequences).max()), MAX_PLACES)
 
 
 def _make_compute(card: Card, space: Space, at: Deployment, lengths: tuple[float, float]) -> Compute:

@@ -70,11 +70,6 @@ ENGINE_TIMES = {"tensorrtllm": 0.82, "trtllm": 0.82, "deepspeedmii": 1.25}
 """Engine -> its time for the same work, relative to vLLM's."""
 
 
-def find_engine_times(card: Card, space: Space) -> Array:
-    """(N,) time of each configuration's engine / vLLM's; 1 for an unknown one."""
-    return read_engines(card, space, _find_time)
-
-
 def read_engines(card: Card, space: Space, read: Callable[[str], float]) -> Array:
     """(N,) a number that follows from the name of each configuration's engine."""
     knob = next((space.find(name) for name in FRAMEWORK_KNOBS if space.has(name)), None)
@@ -88,6 +83,7 @@ def name_engines(card: Card, space: Space) -> list[str]:
 
 
 def _find_time(engine: str) -> float:
+    """Return the engine's time / vLLM's; 1 for an unknown one."""
     return ENGINE_TIMES.get(re.sub("[^a-z0-9]", "", engine.lower()), 1.0)
 
 
@@ -189,7 +185,8 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
     replicas = number(layout["dp"])
     block_size = number("block_size", DEFAULT_BLOCK)
     cached = _count_cached(card, block_size, column("prefix_caching", _is_on, 0.0))
-    checked, gain = _read_speculation(card, column("speculative", lambda value: float(_guesses(value)), 0.0))
+    off = ("none", "false", "0", "off")
+    checked, gain = _read_speculation(card, column("speculative", lambda v: float(str(v).lower() not in off), 0.0))
     is_chunked = column("chunked_prefill", _is_on, 1.0)
     step = "max_num_batched_tokens" if space.has("max_num_batched_tokens") else "prefill_chunk"
     is_whole = column("expert_parallel", _is_on, 0.0) > 0  # as vLLM has it: over all ranks of all replicas
@@ -205,7 +202,7 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
         weight_bytes=weight_bytes,
         cache_bytes=column("kv_cache_dtype", lambda value: _bytes_of(str(value), half), half),
         flops_per_s=share * column(PRECISION, lambda value: rates[str(value)], rates[card.precision]),
-        engine_time=find_engine_times(card, space),
+        engine_time=read_engines(card, space, _find_time),
         batch_bucket=number("batch_bucket"),
         context_bucket=number("context_bucket"),
         reserves=column("reserve_kv_cache", _is_on, 0.0),
@@ -228,10 +225,6 @@ def _count_cached(card: Card, block_size: Array, is_on: Array) -> Array:
     """
     shared = min(card.work.as_int("shared_prefix_tokens", 0), max(card.work.as_int("input_len", 1) - 1, 0))
     return np.asarray(np.floor(shared / block_size) * block_size * is_on)
-
-
-def _guesses(value: Value) -> bool:
-    return str(value).lower() not in ("none", "false", "0", "off")
 
 
 def _read_speculation(card: Card, is_on: Array) -> tuple[Array, Array]:

@@ -126,7 +126,8 @@ class _Batch:
         self._start_prompts(step)
         if self.any_tight:
             self._hold_alone(step)
-        mix = self._mix(step)
+        goes_on = ~self.is_alone | (step.mix.prompt_tokens == 0)
+        mix = replace(step.mix, sequences=self.decoding * goes_on, context=self.context * goes_on)
         first = self.engines.times.seconds(mix)
         number, seconds = self._repeat(mix, first, waits, step.is_closed)
         self._note_peak(step, number)
@@ -315,10 +316,6 @@ class _Batch:
                 np.add.at(answers, rows, self._count_blocks(rows, length))
             used = np.where(self.is_tight, answers, used)
         self.peak = np.maximum(self.peak, used / self.engines.blocks)
-
-    def _mix(self, step: _Step) -> StepMix:
-        goes_on = ~self.is_alone | (step.mix.prompt_tokens == 0)
-        return replace(step.mix, sequences=self.decoding * goes_on, context=self.context * goes_on)
 
     # time
 
