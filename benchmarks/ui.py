@@ -26,9 +26,8 @@ GOALS = {"first row": "< 1 s", "filter": "< 200 ms", "sort": "< 200 ms", "memory
 
 def make_run(folder: Path, num_trials: int) -> None:
     """Write a run of copies of the example's trials; figures are random numbers."""
-    from cclsearch.record.event import SearchStarted, TrialFinished, TrialProposed
+    from cclsearch.record.event import SearchStarted, TrialFinished, TrialProposed, encode_line
     from cclsearch.record.ledger import LEDGER_FILE, read_events
-    from cclsearch.record.line import encode_line
     from cclsearch.run.spec import SPEC_FILE
 
     folder.mkdir(parents=True)
@@ -118,8 +117,8 @@ def _act(page: object, action: str) -> float:
 
 def _append(page: object, folder: Path, num_trials: int) -> float:
     """Milliseconds from the moment a trial was written until the page counts it."""
+    from cclsearch.record.event import encode_line
     from cclsearch.record.ledger import LEDGER_FILE, read_events
-    from cclsearch.record.line import encode_line
 
     last = [event for event in read_events(EXAMPLE / LEDGER_FILE) if getattr(event, "trial", None) == 1]
     with (folder / LEDGER_FILE).open("ab") as file:

@@ -10,8 +10,7 @@ from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
-from cclsearch.record.event import TrialFinished
-from cclsearch.record.line import encode_line
+from cclsearch.record.event import TrialFinished, encode_line
 from cclsearch.run.trial_folder import JUDGING_ERROR_FILE
 from cclsearch.scoring.evaluate import evaluate_failure
 from cclsearch.scoring.outcome import Outcome

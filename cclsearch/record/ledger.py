@@ -14,8 +14,17 @@ from pathlib import Path
 
 from cclsearch.core.atomic_file import NEW_FILE_MODE, sync_folder
 from cclsearch.core.errors import DamagedLedger, UserError, refuse_newer
-from cclsearch.record.event import LEDGER_VERSION, Event, SearchStarted
-from cclsearch.record.line import BadLine, decode_line, describe_bad_line, encode_line, explain_bad_lines, has_checksum
+from cclsearch.record.event import (
+    LEDGER_VERSION,
+    BadLine,
+    Event,
+    SearchStarted,
+    decode_line,
+    describe_bad_line,
+    encode_line,
+    explain_bad_lines,
+    has_checksum,
+)
 from cclsearch.record.state import RunState
 
 LEDGER_FILE = "ledger.jsonl"

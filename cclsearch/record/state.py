@@ -17,6 +17,7 @@ from cclsearch.propose.events import NOT_ADDED, LlmTurn, Note, ReportedEvent
 from cclsearch.record.event import (
     PAID,
     AttemptEvent,
+    BadLine,
     Event,
     Purpose,
     RetryKind,
@@ -29,8 +30,8 @@ from cclsearch.record.event import (
     TrialProposed,
     TrialRetried,
     TrialRevised,
+    explain_bad_lines,
 )
-from cclsearch.record.line import BadLine, explain_bad_lines
 from cclsearch.record.trial import Trial
 from cclsearch.record.trial_table import ClusterWindows, TrialTable
 from cclsearch.scoring.outcome import Outcome

@@ -12,8 +12,7 @@ from pathlib import Path
 from cclsearch.core.errors import UserError, reading_from
 from cclsearch.core.values import Config
 from cclsearch.propose.observations import Observation
-from cclsearch.record.event import Event, Purpose
-from cclsearch.record.line import decode_line
+from cclsearch.record.event import Event, Purpose, decode_line
 from cclsearch.record.trial import Trial, fold_trial
 from cclsearch.scoring.outcome import ClusterWindow, Outcome
 from cclsearch.space.table import Space

@@ -19,9 +19,8 @@ from cclsearch.core.errors import DamagedLedger, UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Config
-from cclsearch.record.event import EndKind, Event, SpaceGrown
+from cclsearch.record.event import EndKind, Event, SpaceGrown, explain_bad_lines
 from cclsearch.record.ledger import LEDGER_FILE, LedgerFollower, fold_ledger
-from cclsearch.record.line import explain_bad_lines
 from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial

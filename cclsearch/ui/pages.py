@@ -32,13 +32,12 @@ from cclsearch.run.annotations import read_annotations
 from cclsearch.run.folder import Run
 from cclsearch.run.phase import read_phase
 from cclsearch.tasks.base import task_of
-from cclsearch.ui.charts import draw_compared, draw_run
 from cclsearch.ui.evidence import TraceMetrics, list_files
 from cclsearch.ui.guard import Permissions, clean
 from cclsearch.ui.leaderboard import Normalization, make_columns, make_groups, name_unit, read_prices
 from cclsearch.ui.run_index import RunEntry, RunIndex, RunView
 from cclsearch.ui.searches import SearchStarter, list_choices
-from cclsearch.ui.table import KNOB, TableQuery, choose_page
+from cclsearch.ui.table import KNOB, TableQuery, choose_page, draw_compared, draw_run
 
 HERE = Path(__file__).parent
 MAX_COMPARED = 12

@@ -19,9 +19,8 @@ from cclsearch.loop.growth import MAX_GROWTHS, list_openings
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import Changes, Session, begin_or_resume, grow_space, open_session, rebuild_space
 from cclsearch.plan.workload import hash_space
-from cclsearch.record.event import SpaceGrown
+from cclsearch.record.event import SpaceGrown, encode_line
 from cclsearch.record.ledger import LEDGER_FILE
-from cclsearch.record.line import encode_line
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import read_spec

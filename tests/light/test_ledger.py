@@ -25,6 +25,7 @@ from cclsearch.propose.events import (
     SubmittedConfig,
 )
 from cclsearch.record.event import (
+    BadLine,
     ConfigsHeldBack,
     EndKind,
     Event,
@@ -36,9 +37,10 @@ from cclsearch.record.event import (
     SpaceGrown,
     TrialProposed,
     TrialRetried,
+    encode_line,
+    explain_bad_lines,
 )
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, LedgerFollower, fold_ledger, read_events
-from cclsearch.record.line import BadLine, encode_line, explain_bad_lines
 
 
 def note(text: str) -> Note:

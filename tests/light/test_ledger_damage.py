@@ -33,9 +33,11 @@ from cclsearch.record.event import (
     SearchStarted,
     TrialFinished,
     TrialProposed,
+    decode_line,
+    encode_line,
+    has_checksum,
 )
 from cclsearch.record.ledger import LEDGER_FILE, Ledger, fold_ledger, read_events
-from cclsearch.record.line import decode_line, encode_line, has_checksum
 from cclsearch.record.state import RunState
 from cclsearch.record.writer import RunWriter
 from cclsearch.scoring.outcome import Admission, Outcome

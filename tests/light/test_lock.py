@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from cclsearch.core.errors import UserError
-from cclsearch.record.event import Note
+from cclsearch.record.event import Note, encode_line
 from cclsearch.record.ledger import LEDGER_FILE, read_events
-from cclsearch.record.line import encode_line
 from cclsearch.record.lock import STALE_AFTER_S, FolderLock, is_locked
 from cclsearch.record.writer import RunWriter
 

@@ -9,9 +9,8 @@ import pytest
 
 from cclsearch.core.values import Config, Failure, FailureKind, Provenance, Stage
 from cclsearch.propose.observations import Observation, observed_rows
-from cclsearch.record.event import Purpose, TrialFinished, TrialProposed, TrialRevised
+from cclsearch.record.event import Purpose, TrialFinished, TrialProposed, TrialRevised, decode_line
 from cclsearch.record.ledger import Ledger, fold_ledger
-from cclsearch.record.line import decode_line
 from cclsearch.record.state import RunState
 from cclsearch.record.trial_table import TrialTable
 from cclsearch.scoring.outcome import Admission, Outcome

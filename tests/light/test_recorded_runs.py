@@ -16,9 +16,8 @@ from paths import TESTS
 from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.events import ArbiterMove, DecisionKind, LlmTurn
-from cclsearch.record.event import EVENT, LEDGER_VERSION, EndKind, RetryKind
+from cclsearch.record.event import EVENT, LEDGER_VERSION, EndKind, RetryKind, encode_line
 from cclsearch.record.ledger import LEDGER_FILE, read_events
-from cclsearch.record.line import encode_line
 from cclsearch.record.trial import TrialState, count_states
 from cclsearch.run.folder import Standing, load_run
 

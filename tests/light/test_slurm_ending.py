@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cclsearch.core.values import Failure, FailureKind, Stage
+from cclsearch.launch.slurm.commands import Refusal, classify_refusal, never_starts, suggest_remedy
 from cclsearch.launch.slurm.ending import Ending, explain_end, find_exit_code
 from cclsearch.launch.slurm.job_files import EndRecord, NodeReport
-from cclsearch.launch.slurm.refusal import Refusal, classify_refusal, never_starts, suggest_remedy
 
 CRASH = Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message="RuntimeError: own message")
 

@@ -9,7 +9,7 @@ from cclsearch.cli import main
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.scoring.agreement import Ballot, Deviation, Vote
 from cclsearch.space.framework import load_framework
-from cclsearch.tasks.serving.answers import SameAnswers, choose_requests, count_other_firsts, count_others
+from cclsearch.tasks.serving.admission import SameAnswers, choose_requests, count_other_firsts, count_others
 
 HONEST = '"token_ids": [token]}'
 CHEAT = '"token_ids": [(token + (OPTIONS["block_size"] == 4)) % OPTIONS["arch"]["vocab_size"]]}'

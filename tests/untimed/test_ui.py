@@ -22,9 +22,8 @@ from waiting import wait_until
 
 from cclsearch.cli import main
 from cclsearch.record import ledger
-from cclsearch.record.event import TrialFinished, TrialProposed
+from cclsearch.record.event import TrialFinished, TrialProposed, encode_line
 from cclsearch.record.ledger import LEDGER_FILE, read_events
-from cclsearch.record.line import encode_line
 from cclsearch.run.annotations import read_annotations
 from cclsearch.trace.ccl_bench import DASHBOARD
 from cclsearch.ui.app import make_app

@@ -26,6 +26,7 @@ from cclsearch.launch.slurm.commands import (
     ask_slurm,
     parse_duration,
     run_slurm,
+    suggest_remedy,
     try_script,
 )
 from cclsearch.launch.slurm.ending import TAIL_BYTES
@@ -39,7 +40,6 @@ from cclsearch.launch.slurm.job_files import (
     read_object,
     remove_scratch,
 )
-from cclsearch.launch.slurm.refusal import suggest_remedy
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.launch.slurm.submit import Submitter, find_max_array, find_max_jobs, overridden_defaults, render_chunk
 from cclsearch.launch.slurm.watch import QueueCache, Watcher, cancel_attempts

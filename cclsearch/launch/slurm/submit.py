@@ -28,14 +28,19 @@ from cclsearch.launch.ownership import run_folder_of
 from cclsearch.launch.slurm.commands import (
     SITE_DEFAULTS,
     QueueRow,
+    Refusal,
     SlurmError,
     SlurmRefusal,
     SlurmUnavailable,
     ask_slurm,
     cancel_jobs,
+    classify_refusal,
+    find_squeue_filter,
     has_live_jobs,
+    is_submit_limit,
     read_queue,
     submit_script,
+    suggest_remedy,
 )
 from cclsearch.launch.slurm.job_files import (
     JOBS_FILE,
@@ -49,13 +54,6 @@ from cclsearch.launch.slurm.job_files import (
     SbatchAnswer,
     StartRecord,
     Submission,
-)
-from cclsearch.launch.slurm.refusal import (
-    Refusal,
-    classify_refusal,
-    find_squeue_filter,
-    is_submit_limit,
-    suggest_remedy,
 )
 from cclsearch.launch.slurm.script import node_command, render_script
 from cclsearch.launch.slurm.settings import SlurmSettings

@@ -23,6 +23,7 @@ from cclsearch.launch.slurm.commands import (
     array_of,
     cancel_jobs,
     find_bad_nodes,
+    never_starts,
     query_job,
     read_accounts,
     read_queue,
@@ -49,7 +50,6 @@ from cclsearch.launch.slurm.job_files import (
     record_sight,
     sees_file,
 )
-from cclsearch.launch.slurm.refusal import never_starts
 from cclsearch.launch.slurm.settings import SlurmSettings
 
 MAX_RETRY_PAUSE_S = 60.0

@@ -17,8 +17,7 @@ from cclsearch.scoring.evidence import Diagnosed
 from cclsearch.scoring.objective import Objective
 from cclsearch.tasks.base import Task
 from cclsearch.tasks.serving import space_rules  # noqa: F401  importing registers its rules
-from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES
-from cclsearch.tasks.serving.answers import SameAnswers
+from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES, SameAnswers
 from cclsearch.tasks.serving.closed_form.kernel_tables import require_kernel_tables
 from cclsearch.tasks.serving.contract import (
     Arrival,
