@@ -84,6 +84,7 @@ def test_the_example_files_of_the_pages_work(project, capsys):
 
 def test_the_example_metrics_measure_a_trace(monkeypatch, capsys):
     before = METRICS.names()
+    assert METRICS.entries(), "all are imported, since a module that registers its metrics here only loses them"
     monkeypatch.setattr(METRICS, "_entries", dict(METRICS._entries))
     for block in blocks_of("your-metric.md", "python"):
         exec(compile(block, "your-metric.md", "exec"), {})
