@@ -14,12 +14,7 @@ from cclsearch.core.errors import UserError, require_writable
 from cclsearch.plan.forecast import estimate_search
 from cclsearch.plan.subject import find_subject
 from cclsearch.plan.warm_start import adapt_predictor
-from cclsearch.report.predicted import (
-    add_compiled_memory,
-    describe_prediction,
-    describe_predictions,
-    draw_predictions,
-)
+from cclsearch.report.predicted import add_compiled_memory, describe_prediction, describe_predictions, draw_predictions
 from cclsearch.run.spec import DEFAULT_BUDGET
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space

@@ -334,11 +334,7 @@ def _make_handle(record: LocalJobRecord, folder: Path) -> Handle:
         "timeout_s": str(record.timeout_s),
     }
     return Handle(
-        launcher=LocalLauncher.name,
-        job_name=record.job_name,
-        job_id=str(record.pid),
-        trial_dir=folder,
-        details=details,
+        launcher=LocalLauncher.name, job_name=record.job_name, job_id=str(record.pid), trial_dir=folder, details=details
     )
 
 

@@ -108,12 +108,4 @@ def _is_same_work(one: Card, other: Card) -> bool:
 
 def _work_of(card: Card) -> tuple[object, ...]:
     hardware = card.hardware
-    return (
-        card.task,
-        card.model,
-        card.work,
-        card.precision,
-        card.framework,
-        hardware.accelerator,
-        hardware.memory_gib,
-    )
+    return (card.task, card.model, card.work, card.precision, card.framework, hardware.accelerator, hardware.memory_gib)

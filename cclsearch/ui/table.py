@@ -120,9 +120,7 @@ def draw_run(entry: RunEntry, rows: Sequence[TrialRow]) -> tuple[Chart | None, s
     return chart, note
 
 
-def draw_compared(
-    groups: Sequence[Sequence[tuple[RunEntry, Sequence[TrialRow]]]],
-) -> tuple[dict[str, Chart], str]:
+def draw_compared(groups: Sequence[Sequence[tuple[RunEntry, Sequence[TrialRow]]]]) -> tuple[dict[str, Chart], str]:
     """Best-so-far curves over each other: one chart for each group, whose runs optimize the same figure."""
     charts = {}
     for place, group in enumerate(groups):

@@ -25,14 +25,7 @@ from cclsearch.launch.base import Handle, Job, JobState, JobStatus, write_model
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.ownership import find_attempt_files
 from cclsearch.launch.profile import LAUNCHERS, Profile
-from cclsearch.launch.slurm.commands import (
-    QueueRow,
-    SlurmError,
-    ask_slurm,
-    cancel_jobs,
-    run_slurm,
-    step_environment,
-)
+from cclsearch.launch.slurm.commands import QueueRow, SlurmError, ask_slurm, cancel_jobs, run_slurm, step_environment
 from cclsearch.launch.slurm.ending import ENDED_STATES, read_ending
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,

@@ -106,10 +106,7 @@ SITE_DEFAULTS = {
 OWN_SECRET = "SLURM_JWT"
 """Authenticates Slurm's commands at sites that use tokens; no rank of a trial ever gets it."""
 _KEPT = frozenset(
-    [
-        *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SBATCH_CLUSTERS", OWN_SECRET),
-        *SITE_DEFAULTS.values(),
-    ]
+    [*("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SBATCH_CLUSTERS", OWN_SECRET), *SITE_DEFAULTS.values()]
 )
 JOB_VARIABLES = frozenset(
     [

@@ -36,10 +36,7 @@ _AT_MOST, _AT_LEAST = "at_most.", "at_least."
 _TARGET = "target."
 _CHOSEN_BY = "load_chosen_by"
 _LIMITS, _TARGETS = "workload.limits.", "workload.targets."
-TRACE_COLUMNS = (
-    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-    ("Timestamp", "Request tokens", "Response tokens"),
-)
+TRACE_COLUMNS = (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ("Timestamp", "Request tokens", "Response tokens"))
 """Arrival, prompt and answer in the traces of Azure (AzurePublicDataset) and of BurstGPT."""
 
 

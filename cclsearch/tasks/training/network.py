@@ -246,12 +246,7 @@ Cost = Callable[[Sequence[int], Sequence[int]], float]
 
 
 def place_ranks(
-    links: LinkMatrix,
-    mesh: Mesh,
-    weights: Mapping[str, float],
-    freedom: Freedom,
-    *,
-    ring_per_port: bool,
+    links: LinkMatrix, mesh: Mesh, weights: Mapping[str, float], freedom: Freedom, *, ring_per_port: bool
 ) -> Groups:
     """Return (R,) the place of each rank with the least communication time found, at most the time of ranks in order.
 

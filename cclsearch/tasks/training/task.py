@@ -145,10 +145,7 @@ class TrainingTask(Task):
         *("ep_divides_experts", "ep_inside_stage"),
     )
     numbers = MappingProxyType(
-        {
-            "global_batch": lambda card: card.number("global_batch_size"),
-            "seq_len": lambda card: card.number("seq_len"),
-        }
+        {"global_batch": lambda card: card.number("global_batch_size"), "seq_len": lambda card: card.number("seq_len")}
     )
     tuned = "how a large language model's training is split over accelerators"
     agent_metrics = ("mfu",)

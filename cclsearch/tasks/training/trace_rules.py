@@ -221,10 +221,4 @@ def _may_be(call: TracedCollective, axis: str) -> bool:
     return not set(_WORD.findall(call.axis.lower())) & _OTHER_AXES[axis]
 
 
-_CHECKS = {
-    "dp": _check_replicas,
-    "cp": _check_replicas,
-    "tp": _check_tensor,
-    "pp": _check_stages,
-    "ep": _check_experts,
-}
+_CHECKS = {"dp": _check_replicas, "cp": _check_replicas, "tp": _check_tensor, "pp": _check_stages, "ep": _check_experts}

@@ -128,11 +128,7 @@ def _join(thetas: Mapping[str, Array]) -> Array:
 
 
 def _lean_forms(
-    predictor: Predictor,
-    load: PredictedLoad,
-    thetas: Mapping[str, Array],
-    rows: Rows,
-    simulated: Mapping[str, Array],
+    predictor: Predictor, load: PredictedLoad, thetas: Mapping[str, Array], rows: Rows, simulated: Mapping[str, Array]
 ) -> dict[str, ClosedForm]:
     """Return the closed forms, corrected by the simulation."""
     forms, answer = predictor.forms, load.lengths[1]
