@@ -42,13 +42,21 @@ def check_line(value: str) -> str:
     return value
 
 
+def check_passed(pattern: str) -> str:
+    """Return the name of a variable, or PREFIX_*, unless it is the engine's own."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", pattern):
+        raise ValueError(f"{pattern!r} is not the name of a variable, or PREFIX_*")
+    if pattern.startswith("CCL_"):
+        raise ValueError(f"{pattern!r} begins with CCL_: these variables are ccl-search's own")
+    return pattern
+
+
 Word = Annotated[str, AfterValidator(check_word)]
 ShellLine = Annotated[str, AfterValidator(check_line)]
-
+PassedName = Annotated[str, AfterValidator(check_passed)]
 
 _INHERITED_FILE = Path(__file__).with_name("inherited.yaml")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 
 
 def inherited_environment(opted: Iterable[str] = ()) -> dict[str, str]:
@@ -62,15 +70,6 @@ def inherited_environment(opted: Iterable[str] = ()) -> dict[str, str]:
         for name, value in os.environ.items()
         if name in opted or (not is_secret_name(name) and (_matches(name, wanted) or _matches(name, opted)))
     }
-
-
-def check_passed(opted: Iterable[str]) -> None:
-    """Raise ValueError if one of them is neither a name nor PREFIX_*, or is the engine's own."""
-    for pattern in opted:
-        if not _PATTERN.fullmatch(pattern):
-            raise ValueError(f"{pattern!r} is not the name of a variable, or PREFIX_*")
-        if pattern.startswith("CCL_"):
-            raise ValueError(f"{pattern!r} begins with CCL_: these variables are ccl-search's own")
 
 
 def check_environment(environment: Mapping[str, str], where: object) -> None:

@@ -8,11 +8,11 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from cclsearch.core.values import Model
 from cclsearch.launch.base import Check
-from cclsearch.launch.environment import check_passed
+from cclsearch.launch.environment import PassedName
 from cclsearch.space.framework import Framework
 
 
@@ -31,14 +31,8 @@ class LocalSettings(Model):
     """Namespaces (`ip netns`), each used as a node with `accelerators_per_node` ranks; needs root."""
     namespaces_per_node: int = Field(default=1, ge=1)
     """Namespaces that are one node together, in the order above: as many as its ranks if each is one device."""
-    pass_environment: tuple[str, ...] = ()
+    pass_environment: tuple[PassedName, ...] = ()
     """Variables, or PREFIX_*, that jobs inherit besides those of `inherited.yaml`; a secret only by its exact name."""
-
-    @field_validator("pass_environment")
-    @classmethod
-    def _check_passed(cls, opted: tuple[str, ...]) -> tuple[str, ...]:
-        check_passed(opted)
-        return opted
 
 
 _FIND_PACKAGE = """\

@@ -112,10 +112,6 @@ class TierLinks:
     num_ranks: int
 
     @property
-    def _axes(self) -> int:
-        return max(sum(size > 1 for size in self.tier.shape), 1)
-
-    @property
     def num_leaves(self) -> int:
         """Leaf switches; 1 if the tier has none."""
         tier = self.tier
@@ -131,8 +127,9 @@ class TierLinks:
         if tier.kind == "mesh":
             return np.full(ranks * tier.size, rate / max(tier.size - 1, 1))
         if tier.kind in ("ring", "torus"):
+            axes = max(sum(size > 1 for size in tier.shape), 1)
             # an axis of two has one neighbour, which both links reach
-            each = [np.full(2 * ranks, rate / self._axes / (1 if size == 2 else 2)) for size in tier.shape]
+            each = [np.full(2 * ranks, rate / axes / (1 if size == 2 else 2)) for size in tier.shape]
             return np.concatenate(each)
         ports = np.full(2 * ranks, rate)
         if tier.leaf is None:

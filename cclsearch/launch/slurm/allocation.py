@@ -172,7 +172,8 @@ class AllocationLauncher(SlurmLauncher):
             if shortage is not None:
                 write_model(spec.folder / REFUSED_FILE, RefusalRecord(reason=shortage))
                 continue
-            free = self._free_nodes()
+            taken = {node for step in self._running_steps() for node in step.nodes}
+            free = [node for node in self._nodes if node not in taken]
             if len(free) < spec.nodes:
                 return
             self._start_step(spec, free[: spec.nodes])
@@ -199,10 +200,6 @@ class AllocationLauncher(SlurmLauncher):
             launched = StepRecord.read(spec.folder / LAUNCHED_FILE)
             if launched is not None and not sees_file(spec.folder / END_FILE) and _is_alive(spec):
                 yield launched
-
-    def _free_nodes(self) -> list[str]:
-        taken = {node for step in self._running_steps() for node in step.nodes}
-        return [node for node in self._nodes if node not in taken]
 
     def _start_step(self, spec: JobSpec, nodes: list[str]) -> None:
         """Start the job script as a process that outlives the search."""
