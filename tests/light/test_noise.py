@@ -23,6 +23,7 @@ from cclsearch.report.gather import gather_run
 from cclsearch.report.page import render_page
 from cclsearch.report.summary import best_as_json, describe_drift, summarize_run
 from cclsearch.run.folder import load_run
+from cclsearch.space.table import Knob
 from cclsearch.stats.drift import estimate_drift
 from cclsearch.stats.noise import (
     PRIOR_RELATIVE,
@@ -173,8 +174,6 @@ def test_noise_of_losses_around_zero_does_not_depend_on_their_unit():
 
 @pytest.mark.parametrize(("choices", "numeric"), [((1, 2.5), True), ((False, True), False), (("a", "b"), False)])
 def test_only_numbers_with_an_order_make_a_numeric_knob(choices, numeric):
-    from cclsearch.space.table import Knob
-
     assert Knob("k", choices).is_numeric is numeric
 
 

@@ -234,7 +234,5 @@ def test_rows_that_the_surrogate_does_not_rank_have_a_predicted_probability_to_f
 
 
 def test_a_policy_for_another_task_is_rejected_in_one_line():
-    from cclsearch.checks.policy import check_policy
-
     (verdict,) = check_policy("def generate_config(w, e):\n    return {'tp': w['batch_size']}\n", ["tiny-serving"])
     assert verdict.reasons == ("the program reads 'batch_size', which a card of task 'serving' does not have",)

@@ -19,7 +19,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes import candidates
+from cclsearch.propose.bayes import candidates, ensemble, feasibility
 from cclsearch.propose.bayes.acquisition import failure_penalty
 from cclsearch.propose.bayes.candidates import MAX_OBSERVATIONS, select_window
 from cclsearch.propose.bayes.hypervolume import propose_pareto
@@ -297,8 +297,6 @@ def test_a_window_of_failures_only_is_full():
 
 @pytest.mark.parametrize("count", [100, 1000])
 def test_models_are_fitted_to_as_many_observations_however_many_there_are(count, monkeypatch):
-    from cclsearch.propose.bayes import ensemble, feasibility
-
     sizes = []
     for module in (ensemble, feasibility):
         plain = module.calibrate

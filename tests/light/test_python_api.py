@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -19,7 +20,9 @@ from paths import ROOT
 import cclsearch
 from cclsearch.cli import main
 from cclsearch.core.values import Provenance
-from cclsearch.launch.contract import RESULT_FILE
+from cclsearch.launch.contract import RESULT_FILE, RunStatus
+from cclsearch.scoring.admission import check_provenance
+from cclsearch.scoring.evidence import Evidence
 from cclsearch.tasks.base import task_of
 
 PAGE = (ROOT / "docs" / "python-api.md").read_text()
@@ -44,8 +47,6 @@ def test_every_name_is_offered_documented_and_has_a_docstring():
 
 
 def test_the_page_names_every_argument():
-    import inspect
-
     for name in ("search", "resume", "open_run", "load_card", "build_space", "predict", "read_traces", "score"):
         shown = re.search(rf"`{name}\(([^)]*)\)` \|", PAGE)
         assert shown is not None, name
@@ -269,10 +270,6 @@ def test_a_profile_cannot_name_a_function(project, capsys):
 
 
 def test_a_job_cannot_claim_that_a_function_measured_it():
-    from cclsearch.launch.contract import RunStatus
-    from cclsearch.scoring.admission import check_provenance
-    from cclsearch.scoring.evidence import Evidence
-
     card = cclsearch.load_card("tiny")
     config = cclsearch.build_space(card).config(0)
     payload = task_of(card).make_input(card, config, is_measured=True, run_id="x", trial=1)

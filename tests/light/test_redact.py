@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from urllib.parse import quote
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -180,10 +184,6 @@ def test_passwords_in_addresses_of_the_environment_are_masked_wherever_they_occu
 
 
 def test_values_of_the_environment_are_masked_in_every_spelling():
-    import base64
-    import json
-    from urllib.parse import quote
-
     value = 'corr"ect/hörse+battery staple!'
     environment = {"DB_PASS": value, "SSH_PRIVATE_KEY": "first-line-of-it\nsecond-line-of-it", "HOME": "/home/x"}
     for spelling in (value, quote(value), quote(value, safe=""), json.dumps(value)[1:-1], "second-line-of-it"):
@@ -263,8 +263,6 @@ def test_lines_after_words_about_a_private_key_are_unchanged():
     )
 )
 def test_a_masked_json_text_is_still_json(value):
-    import json
-
     for indent in (None, 1):
         text = json.dumps([value, "\n".join([*SECRET_TEXTS, *KEY_LINES]), value], indent=indent)
         masked = redact(text, {})

@@ -24,7 +24,7 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.study.choose import list_samplers, make_sampler
 from cclsearch.propose.study.parameters import StudyParameters, describe_knob, search_space_distributions
 from cclsearch.propose.study.samplers import DRAWN, SpaceSampler, SurrogateSampler
-from cclsearch.recording.load import load_recording
+from cclsearch.recording.load import find_recordings, load_recording
 from cclsearch.recording.table import RowStatus
 from cclsearch.run.folder import load_run
 from cclsearch.scoring.objective import Constraint, load_objective
@@ -264,8 +264,6 @@ def test_bench_takes_every_sampler_and_refuses_one_whose_package_is_missing(monk
 
 
 def test_bench_follows_links_to_landscapes_also_in_a_cycle(tmp_path):
-    from cclsearch.recording.load import find_recordings
-
     folder = tmp_path / "links"
     folder.mkdir()
     (folder / "a").symlink_to(LANDSCAPE)

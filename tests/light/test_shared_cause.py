@@ -11,7 +11,7 @@ from scripted_search import open_search, run_session
 
 from cclsearch.cli import main
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.base import Handle, Job, JobStatus
+from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.launch.collect import collect_end
 from cclsearch.loop import drive
 from cclsearch.loop.shared_cause import normalize_message
@@ -110,8 +110,6 @@ class FourthRunsLonger(MeasuredLauncher):
     """Reports the fourth job as running until the others have ended."""
 
     def poll(self, handles: list[Handle]) -> list[JobStatus]:  # type: ignore[override]
-        from cclsearch.launch.base import JobState
-
         statuses = super().poll(handles)
         return [
             JobStatus(state=JobState.RUNNING) if len(handles) > 1 and h.job_name.endswith("t0004-a1") else s

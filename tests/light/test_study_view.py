@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from optuna.trial import TrialState
 from paths import ROOT
 
 from cclsearch.cli import main
-from cclsearch.core.values import Provenance
+from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
 from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import begin_or_resume, open_session, rebuild_space
 from cclsearch.record.event import SpaceGrown, TrialRevised, TrialSubmitted
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import load_run
+from cclsearch.scoring.outcome import Outcome
 from cclsearch.study.view import STUDY_FILE, StudyView
 
 LANDSCAPE = ROOT / "benchmarks" / "landscapes" / "nanotron-8b-4n"
@@ -140,8 +142,6 @@ BLOCKED = ("a folder", "a pipe")
 
 def drive(folder: Path, at: int, harm: Callable[[Path], None] | None) -> list[str]:
     """Continue a search, doing harm to its study after that many events; returns what the user was told."""
-    from dataclasses import replace
-
     said: list[str] = []
     session = replace(open_session(folder), tell=said.append)
     seen = 0
@@ -231,9 +231,6 @@ def test_a_changed_verdict_and_a_grown_space_get_a_study_of_a_new_name():
 
 
 def test_a_lost_trial_is_not_told(tmp_path):
-    from cclsearch.core.values import Failure, FailureKind, Stage
-    from cclsearch.scoring.outcome import Outcome
-
     folder = start("--sampler", "random")
     run = load_run(folder)
     number = 3

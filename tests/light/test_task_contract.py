@@ -360,7 +360,6 @@ def test_recordings_of_a_task_join_with_all_their_metrics(tmp_path):
 
 
 def test_a_benchmark_compares_losses_whichever_direction_is_better(tmp_path):
-
     recording = record(tmp_path / "chat")
     search = replay_search(recording, make_sampler("random"), seed=0, budget=4)
     assert search.best_over_optimum[-1] == 1.0

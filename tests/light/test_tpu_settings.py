@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import ast
+import io
+import re
+import tarfile
 from pathlib import Path
 
 import pytest
+
+from cclsearch.core import atomic_file, processes
+from cclsearch.core.errors import UserError
+from cclsearch.launch.base import Handle
+from cclsearch.launch.profile import make_launcher, profile_from_mapping
+from cclsearch.launch.tpu_vm import worker
+from cclsearch.launch.tpu_vm.gcloud import (
+    GcloudError,
+    explain_refusal,
+    has_label_name,
+    make_label,
+    make_token,
+    name_resource,
+)
+from cclsearch.launch.tpu_vm.job import unpack_results
 
 
 @pytest.mark.parametrize(
@@ -22,19 +40,12 @@ import pytest
     ],
 )
 def test_invalid_profile_fields_are_refused(fields, says):
-    from cclsearch.core.errors import UserError
-    from cclsearch.launch.profile import make_launcher, profile_from_mapping
-
     with pytest.raises(UserError, match=says):
         make_launcher(profile_from_mapping({"launcher": "tpu-vm", **fields}, name="p"))
 
 
 @pytest.mark.parametrize("run_id", ["r", "WL.2_x-20260101-120000-ab12", "9" * 80, "a" * 80, "_."])
 def test_resource_names_are_valid_and_differ_between_runs(tmp_path, run_id):
-    import re
-
-    from cclsearch.launch.tpu_vm.gcloud import has_label_name, make_label, make_token, name_resource
-
     tokens = [make_token(tmp_path / name) for name in ("one", "two")]
     assert make_token(tmp_path / "one") == tokens[0]
     names = [name_resource(run_id, token, 17) for token in tokens]
@@ -46,11 +57,6 @@ def test_resource_names_are_valid_and_differ_between_runs(tmp_path, run_id):
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "trace/../../x", "other/file"])
 def test_archive_with_unexpected_paths_is_not_unpacked(tmp_path, name):
-    import io
-    import tarfile
-
-    from cclsearch.launch.tpu_vm.job import unpack_results
-
     archive = tmp_path / "w0.tar.gz"
     with tarfile.open(archive, "w:gz") as file:
         member = tarfile.TarInfo(name)
@@ -73,8 +79,6 @@ def test_archive_with_unexpected_paths_is_not_unpacked(tmp_path, name):
     ],
 )
 def test_permanent_errors_are_distinguished_from_temporary_ones(said, permanent):
-    from cclsearch.launch.tpu_vm.gcloud import GcloudError, explain_refusal
-
     error = GcloudError(explain_refusal(f"Request issued\n{said}\nmore", 1), said)
     assert error.is_permanent is permanent
     assert str(error).startswith("(gcloud)")
@@ -88,9 +92,6 @@ def test_permanent_errors_are_distinguished_from_temporary_ones(said, permanent)
     ],
 )
 def test_a_record_that_cannot_be_used_is_told_from_a_missing_one(tmp_path, content, says):
-    from cclsearch.launch.base import Handle
-    from cclsearch.launch.profile import make_launcher, profile_from_mapping
-
     launcher = make_launcher(profile_from_mapping({"launcher": "tpu-vm", "hosts": ["a"]}, name="p"), run_dir=tmp_path)
     if content is not None:
         (tmp_path / "tpu-a1").mkdir()
@@ -100,17 +101,12 @@ def test_a_record_that_cannot_be_used_is_told_from_a_missing_one(tmp_path, conte
 
 
 def test_a_worker_reads_no_huge_file_in_place_of_a_record(tmp_path):
-    from cclsearch.launch.tpu_vm import worker
-
     path = tmp_path / "job.json"
     path.write_text("{" + " " * worker.MAX_JSON_CHARS + "}")
     assert worker.read_json(path) == {}
 
 
 def test_what_runs_on_a_worker_needs_only_python_3_8():
-    from cclsearch.core import atomic_file, processes
-    from cclsearch.launch.tpu_vm import worker
-
     newer = {"Self", "StrEnum", "TypeAlias", "ParamSpec", "assert_never", "override", "batched", "pairwise", "UTC"}
     for module in (worker, processes, atomic_file):
         tree = ast.parse(Path(module.__file__).read_text(), feature_version=(3, 8))

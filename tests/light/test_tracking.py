@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from paths import ROOT
 from cclsearch.cli import main
 from cclsearch.core.offline import OFFLINE_NAME
 from cclsearch.plugins import TRACKERS
+from cclsearch.record.event import TrialRevised
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run, load_run
-from cclsearch.tracking.base import TrackedSearch, TrackedTrial, Tracker
+from cclsearch.tracking.base import TrackedSearch, TrackedTrial, Tracker, describe_trial
+from cclsearch.tracking.targets import open_targets
 from cclsearch.tracking.view import TrackingView
 
 LANDSCAPE = ROOT / "benchmarks" / "landscapes" / "nanotron-8b-4n"
@@ -199,8 +203,6 @@ def test_a_target_that_cannot_work_stops_the_search_before_it_starts(target, sai
     ("module", "extra"), [("mlflow", "mlflow"), ("tensorboardX", "tensorboard"), ("wandb", "wandb")]
 )
 def test_a_missing_package_is_named_with_its_extra(module, extra, capsys, monkeypatch):
-    import importlib.util
-
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == module else find(name, *more))
     assert main(["run", "--recording", str(LANDSCAPE), "--budget", "2", "--log-to", extra]) == 2
@@ -267,9 +269,6 @@ def test_a_tracker_that_hangs_does_not_hold_the_search(odd, capsys, monkeypatch)
 
 
 def test_a_changed_verdict_is_written_again(odd):
-    from cclsearch.record.event import TrialRevised
-    from cclsearch.tracking.targets import open_targets
-
     search()
     folder = Path("runs/r")
     with RunWriter(folder) as writer:
@@ -287,12 +286,8 @@ def test_a_changed_verdict_is_written_again(odd):
 
 
 def test_no_secret_reaches_a_tracker(odd):
-    from cclsearch.tracking.base import describe_trial
-
     run = search()
     trial = run.state.trials[1]
-    from dataclasses import replace
-
     leaky = replace(trial, rationale=f"key {SECRET}", config=type(trial.config)({**trial.config, "env": SECRET}))
     shown = describe_trial(run.spec, leaky, None)
     assert SECRET not in str(shown)

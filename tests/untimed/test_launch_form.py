@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,9 +140,6 @@ def test_the_shell_script_writes_the_files_and_passes_each_word_as_it_is(tmp_pat
 
 @pytest.mark.parametrize("framework", ["cpu", "jax-cpu"])
 def test_the_printed_launch_of_a_shipped_script_runs(framework, tmp_path):
-    import os
-    import sys
-
     config = {"tp": 1, "dp": 2, "micro_batch_size": 8, "activation_checkpointing": "none", "zero_stage": 0}
     script = make_launch(load_card("tiny"), framework, config).as_shell()
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

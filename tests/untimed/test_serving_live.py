@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import os
@@ -85,8 +86,6 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def answer_all(parts: Any, prompts: list[list[int]], **options: Any) -> tuple[list[list[int]], dict[str, float]]:
     """The answers of the scheduler to the prompts, and what it counted."""
-    import asyncio
-
     scheduler, model = parts
     usual = {
         "max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 4, "kv_cache_mib": 1, "chunked_prefill": True,

@@ -5,22 +5,34 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import slices
 import workers
+import yaml
 from command_line import run_command
 from paths import TESTS
 from waiting import wait_until
 
-HERE = TESTS
+from cclsearch.core.errors import UserError
+from cclsearch.core.timestamps import BootMoment
+from cclsearch.core.trust import trust_project
+from cclsearch.launch.base import Handle, JobState, write_model
+from cclsearch.launch.profile import load_profile, make_launcher, profile_from_mapping
+from cclsearch.launch.tpu_vm import worker
+from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
+from cclsearch.launch.tpu_vm.job import TpuJobRecord, TpuStartRecord, attempt_folder
+from cclsearch.launch.tpu_vm.settings import TpuSettings
+from cclsearch.launch.tpu_vm.workers import WorkersPending
+
 BUDGET = ["--workload", "tiny-jax", "--sampler", "random"]
 
 
@@ -40,7 +52,7 @@ def quick(project: Path) -> dict[str, Any]:
     folder = project / "launchers"
     folder.mkdir()
     for name in ("quick.py", "quick.framework.yaml"):
-        shutil.copyfile(HERE / "tpu" / name, folder / name)
+        shutil.copyfile(TESTS / "tpu" / name, folder / name)
     environment = {"QUICK_STARTS": str(project / "starts"), "QUICK_ODD": "a 'b' \"c\" $HOME `id` \\ ünï"}
     return {"framework": "quick", "hardware": {"accelerators_per_node": 2}, "environment": environment}
 
@@ -53,11 +65,16 @@ def search(project: Path, profile: Path, *words: str, budget: int = 1) -> subpro
     return call(project, "run", *BUDGET, "--budget", str(budget), "--launcher", str(profile), "--name", "r1", *words)
 
 
-def begin(project: Path, profile: Path) -> subprocess.Popen[bytes]:
-    """Start a search of one trial in its own process."""
+@contextmanager
+def begun(project: Path, profile: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A search of one trial in its own process, which is killed at the end."""
     words = ["run", *BUDGET, "--budget", "1", "--name", "r1", "--launcher", str(profile)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen([sys.executable, "-m", "cclsearch", *words], cwd=project, **quiet)
+    with subprocess.Popen([sys.executable, "-m", "cclsearch", *words], cwd=project, **quiet) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 def events(project: Path, kind: str) -> list[dict[str, Any]]:
@@ -73,20 +90,12 @@ def starts(project: Path) -> Counter[tuple[str, str]]:
 
 def make_source(cloud: slices.Cloud, run_dir: Path, **changes: Any) -> Any:
     """Return the worker source of a search, as a new process would make it."""
-    import yaml
-
-    from cclsearch.launch.profile import profile_from_mapping
-    from cclsearch.launch.tpu_vm.cloud_source import make_worker_source
-    from cclsearch.launch.tpu_vm.settings import TpuSettings
-
     data = {**yaml.safe_load(cloud.profile.read_text()), **changes}
     profile = profile_from_mapping(data, name="slice").model_copy(update={"run_dir": run_dir})
     return make_worker_source(profile.read_settings(TpuSettings), run_dir)
 
 
 def test_resource_is_deleted_by_name_if_listing_fails_and_listing_is_retried(sshd, tmp_path):
-    from cclsearch.core.errors import UserError
-
     unavailable = "UNAVAILABLE: The service is currently unavailable"
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         source = make_source(cloud, tmp_path / "run")
@@ -105,8 +114,6 @@ def test_resource_is_deleted_by_name_if_listing_fails_and_listing_is_retried(ssh
 
 
 def test_resource_is_found_after_gclouds_default_project_changed(sshd, tmp_path):
-    from cclsearch.launch.tpu_vm.workers import WorkersPending
-
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         make_source(cloud, tmp_path / "run", project=None).request("r1")
         cloud.set_default_project("other")
@@ -143,9 +150,6 @@ LOGIN_EXPIRED = (
 
 
 def test_search_ends_at_once_when_the_login_expires_and_adopts_jobs_later(sshd, tmp_path):
-    from cclsearch.core.errors import UserError
-    from cclsearch.launch.tpu_vm.workers import WorkersPending
-
     with slices.open_cloud(tmp_path / "cloud") as cloud:
         source = make_source(cloud, tmp_path / "run")
         source.request("r1")
@@ -162,12 +166,6 @@ def test_search_ends_at_once_when_the_login_expires_and_adopts_jobs_later(sshd, 
 
 @pytest.mark.parametrize(("started_s_ago", "ends"), [(0.0, False), (500.0, True)])
 def test_trial_fails_after_its_time_limit_if_the_cloud_does_not_answer(sshd, tmp_path, started_s_ago, ends):
-    from cclsearch.core.timestamps import BootMoment
-    from cclsearch.core.trust import trust_project
-    from cclsearch.launch.base import Handle, JobState, write_model
-    from cclsearch.launch.profile import load_profile, make_launcher
-    from cclsearch.launch.tpu_vm.job import TpuJobRecord, TpuStartRecord, attempt_folder
-
     trust_project(tmp_path)
     run, trial = tmp_path / "run", tmp_path / "run" / "trials" / "0001"
     began = BootMoment(wall_s=time.time() - started_s_ago, boot_id="another", boot_s=0.0)
@@ -188,8 +186,6 @@ def test_trial_fails_after_its_time_limit_if_the_cloud_does_not_answer(sshd, tmp
 
 
 def test_only_earlier_attempts_of_the_run_are_ended_on_a_worker(tmp_path):
-    from cclsearch.launch.tpu_vm import worker
-
     job = {"run_id": "r1", "token": "ab12"}
     own, new = tmp_path / "r1-t0001-a1-ab12", tmp_path / "r1-t0001-a2-ab12"
     others = [tmp_path / name for name in ("r1-two-t0001-a1-ab12", "r1-t0001-a1", "r1-t0001-a1-cd34")]
@@ -249,16 +245,12 @@ def test_slice_with_too_few_workers_ends_the_search_and_is_deleted(sshd, project
 def test_trial_is_retried_when_a_lost_worker_is_back(sshd, project, quick):
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_hosts(project / "slice", 2, **quick) as hosts:
-        running = begin(project, hosts.profile)
-        try:
+        with begun(project, hosts.profile) as running:
             wait_until(lambda: len(starts(project)) == 2)
             hosts.workers[1].kill()
             wait_until(lambda: events(project, "trial_retried"))
             hosts.workers[1].start()
             running.wait(timeout=180)
-        finally:
-            running.kill()
-            running.wait()
         assert not any(worker.processes() for worker in hosts.workers)
     failure = events(project, "trial_retried")[0]["failure"]
     assert failure["kind"] == "node_failed"
@@ -271,14 +263,10 @@ def test_preempted_slice_is_replaced_and_deleted(sshd, project, quick):
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
         cloud.set_faults(delete=["INTERNAL: an internal error has occurred"])
-        running = begin(project, cloud.profile)
-        try:
+        with begun(project, cloud.profile) as running:
             wait_until(lambda: len(starts(project)) == 2)
             cloud.preempt()
             running.wait(timeout=180)
-        finally:
-            running.kill()
-            running.wait()
         assert events(project, "trial_retried")[0]["failure"]["kind"] == "preempted"
         assert events(project, "trial_finished")[0]["outcome"]["failure"] is None
         assert cloud.num_created() == 2
@@ -307,16 +295,8 @@ def test_quota_error_ends_the_search_and_missing_capacity_is_retried(sshd, proje
 def test_killed_search_is_resumed_without_starting_anything_twice(sshd, project, quick, moment):
     quick["environment"]["QUICK_SECONDS"] = "4"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
-
-        def reached() -> bool:
-            if moment == "create":
-                return bool(cloud.resources())
-            return len(starts(project)) == 2
-
-        running = begin(project, cloud.profile)
-        wait_until(reached)
-        running.send_signal(signal.SIGKILL)
-        running.wait()
+        with begun(project, cloud.profile):
+            wait_until(lambda: cloud.resources() if moment == "create" else len(starts(project)) == 2)
         left = json.loads(call(project, "clean", "r1", "--dry-run", "--json").stdout)
         assert "queued resource" in {item["kind"] for item in left}
         done = call(project, "resume", "r1")
@@ -329,10 +309,8 @@ def test_killed_search_is_resumed_without_starting_anything_twice(sshd, project,
 def test_clean_removes_job_and_resource_of_a_killed_search(sshd, project, quick):
     quick["environment"]["QUICK_SECONDS"] = "600"
     with slices.open_cloud(project / "cloud", **quick) as cloud:
-        running = begin(project, cloud.profile)
-        wait_until(lambda: len(starts(project)) == 2)
-        running.kill()
-        running.wait()
+        with begun(project, cloud.profile):
+            wait_until(lambda: len(starts(project)) == 2)
         done = call(project, "clean", "r1")
         assert "2 things removed" in done.stdout, done.stderr
         assert cloud.resources() == {}
