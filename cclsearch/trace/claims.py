@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.compare import OverlapPoint, draw_overlap, draw_utilities
@@ -16,7 +17,7 @@ from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.read import open_trace
 from cclsearch.trace.score import score_view
 from cclsearch.trace.view import TraceView
-from cclsearch.trace.whatif.projection import prepare_replay
+from cclsearch.trace.whatif.projection import WhatIf, prepare_replay
 
 MIN_CLEAR_CORRELATION = 0.3
 """Below it, ranks show no clear order."""
@@ -36,10 +37,9 @@ class ShownClaim:
 
 def show_claim(claim: str, traces: Sequence[str], *, workers: int = 1) -> ShownClaim:
     """Return a claim's figures (`overlap` or `links`) for the traces; a trace without a result is in `missing`."""
-    found, missing = {}, {}
-    measure: Callable[[TraceView], object] = (
-        _overlap_of if claim == "overlap" else lambda trace: prepare_replay(trace).utilities()
-    )
+    found: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    measure, show = (_overlap_of, _show_overlap) if claim == "overlap" else (_utilities_of, _show_utilities)
     for name, path in _name_all(traces).items():
         trace = open_trace(path, card=None, workers=workers)
         try:
@@ -50,8 +50,7 @@ def show_claim(claim: str, traces: Sequence[str], *, workers: int = 1) -> ShownC
             missing[name] = error.detail or str(error.reason)
         except UserError as error:
             missing[name] = str(error)
-    text, data, chart = (_show_overlap if claim == "overlap" else _show_utilities)(found)
-    return ShownClaim(text, data, chart, missing, len(found))
+    return ShownClaim(*show(found), missing, len(found))
 
 
 def _name_all(paths: Sequence[str]) -> dict[str, Path]:
@@ -67,23 +66,23 @@ def _name_all(paths: Sequence[str]) -> dict[str, Path]:
 def _overlap_of(trace: TraceView) -> tuple[float, float, str, str]:
     """Return hidden share of communication, seconds of a step, the cause of most of it, and its evidence."""
     score = score_view(trace, ("overlap", "trace_step_time"))
-    overlap, step = (score.metrics[name] for name in ("overlap", "trace_step_time"))
-    for result in (overlap, step):
+    values = []
+    for result in score.metrics.values():
         if result.value is None:
             raise UserError(f"{result.reason or 'not available'} {result.detail or ''}".strip())
-    assert overlap.value is not None
-    assert step.value is not None
+        values.append(result.value)
     diagnosis = score.diagnosis
     cause = str(diagnosis.bottleneck).replace("_", " ") if diagnosis is not None else "unknown"
     sentence = diagnosis.sentences[0] if diagnosis is not None and diagnosis.sentences else ""
-    return overlap.value, step.value, cause, sentence
+    return values[0], values[1], cause, sentence
 
 
-def _show_overlap(found: Mapping[str, object]) -> tuple[str, dict[str, object], Chart | None]:
-    points: list[tuple[OverlapPoint, str]] = []
-    for name, value in found.items():
-        assert isinstance(value, tuple)
-        points.append((OverlapPoint(name, *value[:3]), value[3]))
+def _utilities_of(trace: TraceView) -> dict[str, WhatIf]:
+    return prepare_replay(trace).utilities()
+
+
+def _show_overlap(found: Mapping[str, Any]) -> tuple[str, dict[str, object], Chart | None]:
+    points = [(OverlapPoint(name, *figures), sentence) for name, (*figures, sentence) in found.items()]
     points.sort(key=lambda pair: pair[0].overlap)
     pairs = [(point.overlap, point.seconds) for point, _ in points]
     correlation = rank_correlation(pairs) if len(pairs) > 2 else None
@@ -100,11 +99,11 @@ def _show_overlap(found: Mapping[str, object]) -> tuple[str, dict[str, object], 
     return "\n".join(lines), {"traces": rows, "rank_correlation": correlation}, chart
 
 
-def _show_utilities(found: Mapping[str, object]) -> tuple[str, dict[str, object], Chart | None]:
-    shares: dict[str, dict[str, tuple[float, float]]] = {}
-    for name, value in found.items():
-        assert isinstance(value, dict)
-        shares[name] = {resource: (one.gain_low, one.gain_high) for resource, one in value.items()}
+def _show_utilities(found: Mapping[str, dict[str, WhatIf]]) -> tuple[str, dict[str, object], Chart | None]:
+    shares = {
+        name: {resource: (one.gain_low, one.gain_high) for resource, one in answers.items()}
+        for name, answers in found.items()
+    }
     drawn = {name: {resource: high for resource, (_, high) in each.items()} for name, each in shares.items()}
     chart = draw_utilities(drawn, "Utility of doubling each resource (upper bounds, simulated)") if drawn else None
     resources = list(dict.fromkeys(resource for each in shares.values() for resource in each))

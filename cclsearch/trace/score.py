@@ -1,15 +1,233 @@
-"""Metrics and the diagnosis of the traces of one run."""
+"""Metrics and the diagnosis of the traces of one run: a step's time by cause, as data and as sentences."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from cclsearch.core.metrics import METRICS
+from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
-from cclsearch.trace.diagnosis.diagnose import Diagnosis, diagnose_trace
-from cclsearch.trace.events import Reason
+from cclsearch.trace.collectives import covered_by_label, explain_no_communication, group_label
+from cclsearch.trace.diagnosis.causes import Cause, combine_causes, have_periods, median_causes
+from cclsearch.trace.events import CollectiveKind, EventTable, Reason
 from cclsearch.trace.metric import MetricResult, NotAvailable, Status
+from cclsearch.trace.metrics.kernels import mean_family_seconds
+from cclsearch.trace.metrics.ranks import measure_last_arriver
+from cclsearch.trace.metrics.steps import find_least_waiting_rank
+from cclsearch.trace.names.kernels import kernel_family
 from cclsearch.trace.view import TraceView, call_both
+
+NUM_TOP = 3
+_CAUSES = {
+    Cause.COMPUTE: ("compute", "compute_frac"),
+    Cause.EXPOSED_TRANSFER: ("exposed data transfer", "exposed_comm_frac"),
+    Cause.EXPOSED_WAIT: ("waiting for late ranks in collectives", "comm_wait_frac"),
+    Cause.MEMORY_COPIES: ("exposed memory copies", "exposed_mem_frac"),
+    Cause.HOST_IDLE: ("device idle time (waiting for the host)", "idle_cause"),
+    Cause.LAUNCH_IDLE: ("device idle time (launch overhead)", "idle_cause"),
+    Cause.UNKNOWN_IDLE: ("device idle time (cause unknown)", "idle_frac"),
+    Cause.BUBBLE: ("pipeline bubble", "pipeline_bubble"),
+    Cause.IMBALANCE: ("imbalance between ranks", "compute_imbalance"),
+}
+"""Cause -> its name in sentences, and the metric that measures it."""
+
+
+class NamedSeconds(Model):
+    """A kernel family or a collective, and its seconds per step (mean over ranks)."""
+
+    name: str
+    seconds: float
+    count: float = 0.0
+    """Calls per step; 0 if not counted."""
+
+
+class Diagnosis(Model):
+    """A step's time by cause. The values of `seconds_by_cause` add up to `window_s`."""
+
+    window_s: float
+    """`trace_step_time` if `is_step`, else the span of all device work in the file."""
+    is_step: bool
+    bottleneck: Cause
+    """The cause with the most seconds."""
+    evidence_metric: str
+    seconds_by_cause: dict[Cause, float]
+    seconds_by_rank: dict[int, dict[Cause, float]]
+    """Rank -> its own seconds by cause, which add up to its own step time."""
+    shown_rank: int | None = None
+    """The rank of `seconds_by_cause`, the one with the longest window, if lengths of windows cannot be compared; None:
+    the mean over ranks."""
+    worst_rank: int | None = None
+    """The rank that the others wait for; else, of ranks with steps, the one with the longest. None for one rank, and if
+    neither steps nor matched collectives relate the ranks."""
+    top_kernels: tuple[NamedSeconds, ...] = ()
+    top_collectives: tuple[NamedSeconds, ...] = ()
+    sentences: tuple[str, ...] = ()
+    reason: Reason | None = None
+    """Reason for a partial diagnosis; None if it is complete."""
+
+
+MAX_NAME_CHARS = 70
+"""Longer names are cut in sentences; `top_kernels` has them whole."""
+
+
+def diagnose_trace(trace: TraceView) -> Diagnosis:
+    """Return seconds by cause over all ranks, the worst rank, the top kernels and collectives, and sentences.
+
+    Raises NotAvailable if no rank has device events.
+    """
+    by_rank = median_causes(trace)
+    if not by_rank:
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
+    causes = combine_causes(trace, by_rank)
+    bottleneck = max(causes, key=lambda cause: causes[cause])
+    is_step = all(trace.ranks[rank].windows.are_steps for rank in by_rank)
+    lengths = {rank: sum(seconds.values()) for rank, seconds in by_rank.items()}
+    kernels = tuple(
+        NamedSeconds(name=name, seconds=seconds) for name, seconds in list(mean_family_seconds(trace).items())[:NUM_TOP]
+    )
+    draft = Diagnosis(
+        window_s=sum(causes.values()),
+        is_step=is_step,
+        bottleneck=bottleneck,
+        evidence_metric=_CAUSES[bottleneck][1],
+        seconds_by_cause=causes,
+        seconds_by_rank=by_rank,
+        shown_rank=None if have_periods(trace) or len(by_rank) < 2 else max(lengths, key=lambda rank: lengths[rank]),
+        worst_rank=_find_worst_rank(trace, lengths),
+        top_kernels=kernels,
+        top_collectives=find_top_collectives(trace),
+        reason=_find_reason(trace),
+    )
+    return draft.model_copy(update={"sentences": tuple(_write_sentences(draft, trace))})
+
+
+def _find_worst_rank(trace: TraceView, step_s: dict[int, float]) -> int | None:
+    if len(step_s) < 2:
+        return None
+    waits_least = find_least_waiting_rank(trace)
+    if waits_least is None and have_periods(trace):
+        return max(step_s, key=lambda rank: step_s[rank])
+    return waits_least
+
+
+def _find_reason(trace: TraceView) -> Reason | None:
+    if trace.window_reason:
+        return trace.window_reason
+    communicates = any(len(view.comm_rows) for view in trace.ranks.values())
+    if communicates and trace.matching.is_empty:
+        return trace.unmatched_reason
+    return trace.trace_set.reason
+
+
+def find_top_collectives(trace: TraceView) -> tuple[NamedSeconds, ...]:
+    """Return the collectives, by kind and group, that cover the most seconds per step (mean over ranks)."""
+    totals: dict[str, float] = defaultdict(float)
+    calls: dict[str, float] = defaultdict(float)
+    for view in trace.ranks.values():
+        labels = [one_line(_describe_call(view.table, at), 80) for at in range(len(view.table.collectives))]
+        for name, (seconds, rows) in covered_by_label(view, labels).items():
+            if seconds > 0:
+                totals[name] += seconds / len(trace.ranks)
+                calls[name] += len(view.in_windows(rows)) / len(view.windows.spans_W2) / len(trace.ranks)
+    top = sorted(totals, key=lambda name: -totals[name])[:NUM_TOP]
+    return tuple(NamedSeconds(name=name, seconds=totals[name], count=calls[name]) for name in top)
+
+
+def _describe_call(table: EventTable, number: int) -> str:
+    """Return operation and group of a collective; for an unrecorded operation the kernel's name."""
+    call = table.collectives[number]
+    if call.kind is CollectiveKind.UNKNOWN:
+        row = int((table.coll_id == number).argmax())
+        return f"operation not recorded ({kernel_family(table.names[table.name_id[row]])})"
+    return f"{call.kind} ({group_label(call)})"
+
+
+def _is_on_cpus(trace: TraceView) -> bool:
+    return all(view.table.accelerator == "cpu" for view in trace.ranks.values())
+
+
+def _name_cause(cause: Cause, trace: TraceView) -> str:
+    """Return the cause in words; on CPUs no device waits for a host."""
+    return "idle time" if cause is Cause.HOST_IDLE and _is_on_cpus(trace) else _CAUSES[cause][0]
+
+
+def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
+    shares = sorted(diagnosis.seconds_by_cause.items(), key=lambda item: -item[1])
+    subject = "A traced step" if diagnosis.is_step else f"The recorded window ({trace.unmarked})"
+    if diagnosis.shown_rank is not None:
+        subject += f" of rank {diagnosis.shown_rank}, the longest of {len(diagnosis.seconds_by_rank)} ranks,"
+    shown = [(cause, s) for cause, s in shares if s > 0.005 * diagnosis.window_s]
+    parts = [f"{_name_cause(cause, trace)} {_duration(s)} ({s / diagnosis.window_s:.0%})" for cause, s in shown]
+    sentences = [f"{subject} takes {_duration(diagnosis.window_s)}: {', '.join(parts) or 'nothing was recorded'}."]
+    if diagnosis.top_kernels:
+        top = "; ".join(f"{one_line(k.name, MAX_NAME_CHARS)} {_duration(k.seconds)}" for k in diagnosis.top_kernels)
+        sentences.append(f"{'Operators' if _is_on_cpus(trace) else 'Kernels'} with the most compute time: {top}.")
+    if diagnosis.top_collectives:
+        top = "; ".join(f"{c.name} {_duration(c.seconds)}, {_calls(c.count)}" for c in diagnosis.top_collectives)
+        sentences.append(f"Collectives with the most time: {top}.")
+    sentences += _describe_straggler(diagnosis, trace)
+    communicates = any(len(view.comm_rows) for view in trace.ranks.values())
+    if communicates and (absent := explain_no_communication(trace)):
+        sentences.append(f"{absent[0].upper()}{absent[1:]}.")
+    elif communicates and trace.matching.is_empty:
+        why = f" ({trace.matching.mismatched[0]})" if trace.matching.mismatched else ""
+        sentences.append(f"Exposed data transfer includes waiting: this trace does not allow separating the two{why}.")
+    return sentences
+
+
+def _describe_straggler(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
+    """Return the sentence about the rank that the others wait for; nothing if no collective of two ranks matches."""
+    waiting = [s[Cause.EXPOSED_WAIT] + s[Cause.IMBALANCE] for s in diagnosis.seconds_by_rank.values()]
+    mean = sum(waiting) / len(waiting)
+    if have_periods(trace):
+        mean = diagnosis.seconds_by_cause[Cause.EXPOSED_WAIT] + diagnosis.seconds_by_cause[Cause.IMBALANCE]
+    if diagnosis.worst_rank is None or trace.matching.is_empty or mean < 0.02 * diagnosis.window_s:
+        return []
+    sentence = f"The other ranks wait for rank {diagnosis.worst_rank}" + _describe_arrivals(diagnosis.worst_rank, trace)
+    if have_periods(trace):
+        sentence += _describe_excess(diagnosis, diagnosis.worst_rank, trace)
+    return [sentence + "."]
+
+
+def _describe_arrivals(rank: int, trace: TraceView) -> str:
+    """Return how often the rank arrives last, and which rank does so more often; "" without a common clock."""
+    try:
+        arrivals = measure_last_arriver(trace)
+    except NotAvailable:
+        return ""
+    times, most = arrivals.per_rank.get(rank) or 0, arrivals.per_rank.get(int(arrivals.value)) or 0
+    total = arrivals.inputs["num_collectives"]
+    if times >= most:
+        return f", the last to arrive in {times:.0f} of {total} collectives"
+    return (
+        f", the last to arrive in {times:.0f} of {total} collectives (rank {arrivals.value:.0f}: {most:.0f}, with"
+        " shorter waits)"
+    )
+
+
+def _describe_excess(diagnosis: Diagnosis, rank: int, trace: TraceView) -> str:
+    """Return the cause with more time in this rank than in the mean of the others, with the difference; else ""."""
+    late = diagnosis.seconds_by_rank[rank]
+    others = [seconds for other, seconds in diagnosis.seconds_by_rank.items() if other != rank]
+    more = {
+        cause: late[cause] - sum(seconds[cause] for seconds in others) / len(others)
+        for cause in Cause
+        if cause not in (Cause.EXPOSED_WAIT, Cause.IMBALANCE)
+    }
+    main = max(more, key=lambda cause: more[cause])
+    return f"; it has {_duration(more[main])} more {_name_cause(main, trace)} than their mean" if more[main] > 0 else ""
+
+
+def _calls(count: float) -> str:
+    return "1 call" if count == 1 else f"{round(count, 2):.12g} calls"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
 
 
 class TraceScore(Model):

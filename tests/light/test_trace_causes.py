@@ -10,9 +10,9 @@ from trace_tables import Timeline, make_set
 
 from cclsearch.trace.diagnosis.causes import Cause
 from cclsearch.trace.diagnosis.critical_path import walk_critical_path
-from cclsearch.trace.diagnosis.diagnose import Diagnosis, diagnose_trace
 from cclsearch.trace.events import EventTable, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
+from cclsearch.trace.score import Diagnosis, diagnose_trace
 from cclsearch.trace.view import TraceView
 from cclsearch.trace.whatif.cost_model import Scenario
 from cclsearch.trace.whatif.graph import build_graph

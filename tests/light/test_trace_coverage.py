@@ -14,14 +14,13 @@ from test_trace_chakra import read_trace
 from trace_measures import measure, step_timeline
 from trace_tables import Timeline, make_set
 
-from cclsearch.trace.diagnosis.diagnose import diagnose_trace
 from cclsearch.trace.events import CollectiveKind, Kind, Reason
 from cclsearch.trace.export.chakra import describe_unsized_collectives, export_chakra
 from cclsearch.trace.files.run_log import RunLog, read_run_log
 from cclsearch.trace.matching import share_clock
 from cclsearch.trace.metric import Status
 from cclsearch.trace.read import read_traces
-from cclsearch.trace.score import score_view
+from cclsearch.trace.score import diagnose_trace, score_view
 from cclsearch.trace.view import TraceView
 
 

@@ -14,11 +14,10 @@ from cclsearch.charts.parts import draw_timeline
 from cclsearch.core.values import Config
 from cclsearch.trace.answers.timeline import draw_breakdown, find_lanes
 from cclsearch.trace.diagnosis.causes import Cause, median_causes
-from cclsearch.trace.diagnosis.diagnose import Diagnosis, diagnose_trace
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.steps import measure_step_time
-from cclsearch.trace.score import score_view
+from cclsearch.trace.score import Diagnosis, diagnose_trace, score_view
 from cclsearch.trace.view import TraceView
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

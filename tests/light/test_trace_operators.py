@@ -10,8 +10,7 @@ from trace_measures import measure, step_timeline
 from trace_tables import Timeline, make_set
 
 from cclsearch.core.errors import UserError
-from cclsearch.trace.answers.difference import comparable_family, compare_traces, list_unclassified
-from cclsearch.trace.answers.operators import build_operator_tree
+from cclsearch.trace.answers.operators import build_operator_tree, comparable_family, compare_traces, list_unclassified
 from cclsearch.trace.answers.score_request import load_scoring_card
 from cclsearch.trace.answers.text_report import format_changes, format_operators, format_unclassified
 from cclsearch.trace.events import EventTable, Kind, Reason

@@ -16,10 +16,10 @@ from trace_measures import measure
 from trace_tables import Timeline
 
 from cclsearch.plugins import METRICS
-from cclsearch.trace.diagnosis.diagnose import diagnose_trace
 from cclsearch.trace.events import EventTable, Kind, Reason
 from cclsearch.trace.names.step_markers import read_marker
 from cclsearch.trace.read import read_traces
+from cclsearch.trace.score import diagnose_trace
 from cclsearch.trace.view import RankView, TraceView
 
 

@@ -14,8 +14,7 @@ from cclsearch.core.metrics import METRICS
 from cclsearch.core.table import format_table
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Config
-from cclsearch.trace.answers.difference import compare_traces, list_unclassified
-from cclsearch.trace.answers.operators import build_call_tree, build_operator_tree
+from cclsearch.trace.answers.operators import build_call_tree, build_operator_tree, compare_traces, list_unclassified
 from cclsearch.trace.answers.text_report import (
     NO_KERNELS,
     compare_metrics,

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from cclsearch.core.table import format_table
 from cclsearch.core.text import format_value, one_line
-from cclsearch.trace.answers.difference import NamedChange, UnknownKernel
-from cclsearch.trace.answers.operators import CallNode, OperatorTree
-from cclsearch.trace.diagnosis.diagnose import Diagnosis
+from cclsearch.trace.answers.operators import CallNode, NamedChange, OperatorTree, UnknownKernel
 from cclsearch.trace.metric import MetricResult, Status
+from cclsearch.trace.score import Diagnosis
 from cclsearch.trace.view import TraceView
 
 MAX_RANKS_SHOWN = 32

@@ -5,9 +5,8 @@ from __future__ import annotations
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.parts import LANES, Lane, StackedBar, draw_parts, draw_timeline
 from cclsearch.trace.diagnosis.causes import median_window
-from cclsearch.trace.diagnosis.diagnose import Diagnosis
 from cclsearch.trace.intervals import clip_spans
-from cclsearch.trace.score import try_diagnose
+from cclsearch.trace.score import Diagnosis, try_diagnose
 from cclsearch.trace.view import TraceView
 
 MAX_RANKS_DRAWN = 64

@@ -12,7 +12,7 @@ from itertools import pairwise
 from cclsearch.trace.events import Step
 
 XLA_PROGRAM = "xla_program"
-"""Family of host calls that run a program; `readers/xla/steps.py` makes steps of them."""
+"""Family of host calls that run a program; `readers/xla/table.py` makes steps of them."""
 _MAX_NAME_CHARS = 2000
 
 

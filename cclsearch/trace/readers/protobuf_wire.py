@@ -111,14 +111,18 @@ class WireMessage:
         """Return an embedded message; raises LookupError without one."""
         return WireMessage(self._data, self._spans[field][-1])
 
+    def spans(self, field: int) -> list[ByteRange]:
+        """Return the places of a repeated field's values."""
+        return self._spans.get(field, [])
+
     def messages(self, field: int) -> list[WireMessage]:
         """Return the embedded messages of a repeated field."""
-        return [WireMessage(self._data, span) for span in self._spans.get(field, ())]
+        return [WireMessage(self._data, span) for span in self.spans(field)]
 
     def numbers(self, field: int) -> tuple[int, ...]:
         """Return the whole numbers of a repeated field, packed or not."""
         found = list(self._numbers.get(field, ()))
-        for position, stop in self._spans.get(field, ()):
+        for position, stop in self.spans(field):
             while position < stop:
                 value, position = read_varint(self._data, position, stop, False)
                 found.append(value)

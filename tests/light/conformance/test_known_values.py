@@ -12,11 +12,11 @@ from real_traces import measure, needs_traces, view_of
 
 from cclsearch.plugins import METRICS
 from cclsearch.trace.ccl_bench import measure_by_name
-from cclsearch.trace.diagnosis.diagnose import diagnose_trace
 from cclsearch.trace.events import Kind
 from cclsearch.trace.intervals import total_ns
 from cclsearch.trace.metric import MetricResult
 from cclsearch.trace.metrics.quality import summarize_file
+from cclsearch.trace.score import diagnose_trace
 
 pytestmark = needs_traces
 

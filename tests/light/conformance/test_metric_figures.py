@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from real_traces import measure, needs_traces, view_of
 
-from cclsearch.trace.answers.difference import list_unclassified
-from cclsearch.trace.answers.operators import build_operator_tree
+from cclsearch.trace.answers.operators import build_operator_tree, list_unclassified
 
 pytestmark = needs_traces
 

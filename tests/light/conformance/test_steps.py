@@ -13,7 +13,7 @@ import pytest
 from real_traces import FOLDER, measure, needs_traces, view_of
 
 from cclsearch.trace.diagnosis.causes import Cause
-from cclsearch.trace.diagnosis.diagnose import diagnose_trace
+from cclsearch.trace.score import diagnose_trace
 from cclsearch.trace.whatif.cost_model import Scenario
 from cclsearch.trace.whatif.projection import prepare_replay
 

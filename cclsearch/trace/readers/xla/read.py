@@ -34,10 +34,9 @@ from cclsearch.trace.readers.xla.planes import (
     XlaRow,
     int_or_none,
     op_of,
+    read_space,
 )
-from cclsearch.trace.readers.xla.steps import read_host
-from cclsearch.trace.readers.xla.table import build_xla_table
-from cclsearch.trace.readers.xla.xspace import read_space
+from cclsearch.trace.readers.xla.table import build_xla_table, read_host
 
 _DEVICE_PLANE = re.compile(r"^/device:(?P<type>[A-Za-z_]+):(?P<ordinal>\d+)$")
 _MEMORY_NAME = re.compile(r"^mem(cpy|set)", re.IGNORECASE)
