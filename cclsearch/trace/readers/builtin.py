@@ -6,7 +6,6 @@ The name of a file shows its format; if it does not, its first bytes do.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,42 +14,28 @@ from cclsearch.trace.events import EventTable, Reason
 from cclsearch.trace.readers.base import READERS
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 
-
-@dataclass(frozen=True)
-class UnsupportedFormat:
-    """A format by its file's name."""
-
-    name: re.Pattern[str]
-    message: str
-
-
-def _format(name: str, message: str) -> UnsupportedFormat:
-    return UnsupportedFormat(re.compile(name, re.IGNORECASE), message)
-
-
-UNSUPPORTED = (
-    _format(
-        r"\.(pftrace|perfetto-trace)(\.gz)?$",
-        "a Perfetto trace; of rocprofv3, record with --output-format json, else read what it was made from",
+UNSUPPORTED = {
+    r"\.(pftrace|perfetto-trace)(\.gz)?$": (
+        "a Perfetto trace; of rocprofv3, record with --output-format json, else read what it was made from"
     ),
-    _format(
-        r"_(kernel|hip_api|hip_runtime_api|hsa_api|memory_copy|marker_api|rccl_api)_trace\.csv$",
-        "rocprofv3's table of one domain; record with --output-format json",
+    r"_(kernel|hip_api|hip_runtime_api|hsa_api|memory_copy|marker_api|rccl_api)_trace\.csv$": (
+        "rocprofv3's table of one domain; record with --output-format json"
     ),
-    _format(r"\.otf2$", "an OTF2 archive; of rocprofv3, record with --output-format json"),
-    _format(r"\.ncu-rep$", "a report of Nsight Compute, which has no timeline; record with nsys profile"),
-    _format(r"\.qdstrm$", "an unfinished Nsight Systems report; run QdstrmImporter, then nsys export --type sqlite"),
-    _format(r"\.ntff$", "a profile of AWS Neuron; its devices are not supported"),
-    _format(
-        r"(?<!\.xplane)\.pb(\.gz)?$",
-        "a protocol buffer, but not an XSpace by its name; if it is one, rename it to NAME.xplane.pb",
+    r"\.otf2$": "an OTF2 archive; of rocprofv3, record with --output-format json",
+    r"\.ncu-rep$": "a report of Nsight Compute, which has no timeline; record with nsys profile",
+    r"\.qdstrm$": "an unfinished Nsight Systems report; run QdstrmImporter, then nsys export --type sqlite",
+    r"\.ntff$": "a profile of AWS Neuron; its devices are not supported",
+    r"(?<!\.xplane)\.pb(\.gz)?$": (
+        "a protocol buffer, but not an XSpace by its name; if it is one, rename it to NAME.xplane.pb"
     ),
-)
+}
+"""Pattern of a file's name -> what the file is, and how to get a readable trace."""
 
 
-def find_unsupported(name: str) -> UnsupportedFormat | None:
-    """Return the format of a file with this name; None if it is not in the table."""
-    return next((known for known in UNSUPPORTED if known.name.search(name)), None)
+def find_unsupported(name: str) -> str | None:
+    """Return what a file with this name is; None if it is not in the table."""
+    found = (message for pattern, message in UNSUPPORTED.items() if re.search(pattern, name, re.IGNORECASE))
+    return next(found, None)
 
 
 OWN_TIMELINE = b'"otherData":{"writer":"ccl-search timeline"}'
@@ -161,5 +146,4 @@ class Unsupported(BuiltIn):
 
     def read(self, path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
         """Raise TraceError with the remedy."""
-        known = find_unsupported(path.name)
-        raise TraceError(Reason.FORMAT_UNSUPPORTED, known.message if known else "the file has changed")
+        raise TraceError(Reason.FORMAT_UNSUPPORTED, find_unsupported(path.name) or "the file has changed")

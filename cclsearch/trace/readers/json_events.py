@@ -23,8 +23,8 @@ from cclsearch.trace.readers.json_structs import (
     Span,
     TimePrefix,
 )
-from cclsearch.trace.readers.kineto.parts import Cutting, PackedParts, Parts, PlainParts, ScanParts
-from cclsearch.trace.readers.kineto.scanner import PieceScanner, ScannedPiece
+from cclsearch.trace.readers.kineto.parts import PackedParts, Parts, PlainParts, ScanParts
+from cclsearch.trace.readers.kineto.scanner import Cutting, PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 BLOCK_BYTES = 1 << 19
@@ -100,7 +100,7 @@ class EventReader:
         size = self._stream.plain_bytes
         if size and size - self._stream.position < MIN_AHEAD_BLOCKS * BLOCK_BYTES:
             return False
-        return is_known and bool(self._separator) and not self._stream.gives_again and not self._at_end
+        return is_known and bool(self._separator) and not self._stream.again and not self._at_end
 
     def _scan_ahead(self) -> Iterator[ScannedPiece | ScanParts]:
         """Yield the text that follows, up to the end or a piece that is refused, for several threads to scan."""

@@ -70,8 +70,12 @@ class ByteStream:
         self._zlib = _fastest_zlib()
         self._inflate = self._zlib.decompressobj(31)
         self._packed = b""
-        self._raw = 0
-        self._again = b""
+        self.fileno = self._file.fileno()
+        """Number of the open file; other threads read parts of it by position."""
+        self.position = 0
+        """Number of bytes read."""
+        self.again = b""
+        """Text that `readinto` gives a second time before it continues."""
 
     def __enter__(self) -> ByteStream:
         return self
@@ -81,12 +85,12 @@ class ByteStream:
 
     def readinto(self, block: memoryview) -> int:
         """Fill the block from its start and return the number of bytes, 0 at the end; TraceError over the limits."""
-        if self._again:
-            count = min(len(self._again), len(block))
-            block[:count], self._again = self._again[:count], self._again[count:]
+        if self.again:
+            count = min(len(self.again), len(block))
+            block[:count], self.again = self.again[:count], self.again[count:]
             return count
         count = self._unpack(block) if self._is_gzip else self._file.readinto(block) or 0
-        self._raw += count
+        self.position += count
         self._check()
         return count
 
@@ -112,45 +116,26 @@ class ByteStream:
             filled += len(piece)
         return filled
 
-    def push_back(self, text: bytes) -> None:
-        """Let `readinto` give this text again before it continues."""
-        self._again = text
-
-    @property
-    def gives_again(self) -> bool:
-        """Whether `readinto` returns text that was pushed back."""
-        return bool(self._again)
-
     @property
     def plain_bytes(self) -> int:
         """Size of the file, or of the part within the limits, if `read_at` can read it; 0 if it is packed."""
-        return 0 if self._is_gzip else min(os.fstat(self._file.fileno()).st_size, self._limits.raw_bytes)
-
-    @property
-    def position(self) -> int:
-        """Number of bytes read."""
-        return self._raw
-
-    @property
-    def fileno(self) -> int:
-        """Number of the open file; other threads read parts of it by position."""
-        return self._file.fileno()
+        return 0 if self._is_gzip else min(os.fstat(self.fileno).st_size, self._limits.raw_bytes)
 
     def read_at(self, position: int, block: memoryview) -> int:
         """Fill the block from that position of a plain file, in any thread; return the number of bytes."""
-        return os.preadv(self._file.fileno(), [block], position)
+        return os.preadv(self.fileno, [block], position)
 
     def continue_at(self, position: int) -> None:
         """Let `readinto` continue at that position of a plain file."""
-        self._raw = self._file.seek(position)
+        self.position = self._file.seek(position)
 
     def _check(self) -> None:
-        if self._raw > self._limits.raw_bytes:
+        if self.position > self._limits.raw_bytes:
             raise TraceError(Reason.TOO_LARGE, f"unpacks to more than {self._limits.raw_bytes >> 20} MiB")
         if (
             self._is_gzip
-            and self._raw > self._limits.ratio_from_bytes
-            and self._raw > self._limits.ratio * self._packed_size
+            and self.position > self._limits.ratio_from_bytes
+            and self.position > self._limits.ratio * self._packed_size
         ):
             raise TraceError(Reason.TOO_LARGE, f"unpacks to more than {self._limits.ratio} times its size")
 

@@ -7,15 +7,12 @@ If a part is refused, the reader reads on from there in order; the table is the 
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
-from cclsearch.trace.readers.json_structs import TimePrefix
-from cclsearch.trace.readers.kineto.scanner import FilePiece, PieceScanner, ScannedPiece
+from cclsearch.trace.readers.kineto.scanner import Cutting, PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, TraceError
 
 # With 4 MB, Python's part of the work is 5 % of it.
@@ -34,23 +31,6 @@ END_BYTES = 1 << 16
 """Size of the text in which the last event of a part is sought first."""
 
 
-@dataclass(frozen=True)
-class Cutting:
-    """Cuts text after the last event that another one follows."""
-
-    block_bytes: int
-    separator: bytes
-    prefix: TimePrefix
-    base_us: int
-    cancel: ctypes.c_int = field(default_factory=ctypes.c_int)
-    """Not 0 as soon as the rest is not needed."""
-
-    def find_stop(self, text: bytearray, end: int) -> int:
-        """Return the position after the last event in `text[:end]` that another one follows; 0 without one."""
-        cut = text.rfind(self.separator, 0, end)
-        return cut + self.separator.find(b"}") + 1 if cut > 0 else 0
-
-
 class Part:
     """Text between two events, and the scanner for it."""
 
@@ -60,24 +40,6 @@ class Part:
         self.text = bytearray(2 * cutting.block_bytes)
         self.stop = self.reached = 0
         """Its end, and the end of its accepted text: positions in the file, for a packed file in `text`."""
-
-
-class Parts(Protocol):
-    """The parts of one file."""
-
-    cutting: Cutting
-
-    def cut(self, part: Part) -> bool:
-        """Take the next part, in one thread at a time; return whether there is one."""
-        ...
-
-    def scan(self, part: Part) -> None:
-        """Scan the part up to its end, or to the first refused text."""
-        ...
-
-    def give_back(self, unused: Sequence[Part]) -> None:
-        """Let the stream continue where these parts begin, or after the last part without any."""
-        ...
 
 
 @dataclass
@@ -105,9 +67,8 @@ class PlainParts:
 
     def scan(self, part: Part) -> None:
         """Scan up to the end, or to the first block that is refused."""
-        cutting = self.cutting
-        piece = FilePiece(self.stream.fileno, part.reached, part.stop, cutting.separator, cutting.cancel)
-        part.reached = part.scanner.scan_file(piece, part.text, cutting.prefix)
+        span = (part.reached, part.stop)
+        part.reached = part.scanner.scan_file(self.stream.fileno, span, part.text, self.cutting)
 
     def give_back(self, unused: Sequence[Part]) -> None:
         """Let the stream continue at the first text that is not in the table."""
@@ -146,7 +107,12 @@ class PackedParts:
 
     def give_back(self, unused: Sequence[Part]) -> None:
         """Let the stream give the text that is not in the table a second time."""
-        self.stream.push_back(b"".join(part.text[part.reached : part.stop] for part in unused) + self.rest)
+        self.stream.again = b"".join(part.text[part.reached : part.stop] for part in unused) + self.rest
+
+
+Parts = PlainParts | PackedParts
+"""The parts of one file: `cut` takes the next one (in one thread), `scan` scans it, and `give_back` lets the stream
+continue where the unused parts begin, or after the last part without any."""
 
 
 class ScanParts:

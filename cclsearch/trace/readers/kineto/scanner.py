@@ -10,7 +10,7 @@ import ctypes
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -181,16 +181,20 @@ class ScannedPiece:
 
 
 @dataclass(frozen=True)
-class FilePiece:
-    """A part of an open file, between two events, whose events a thread scans."""
+class Cutting:
+    """Cuts text after the last event that another one follows."""
 
-    file: int
-    start: int
-    stop: int
+    block_bytes: int
     separator: bytes
-    """Bytes between two events, from the end of the first one's last value."""
-    cancel: ctypes.c_int
+    prefix: TimePrefix
+    base_us: int
+    cancel: ctypes.c_int = field(default_factory=ctypes.c_int)
     """Not 0 as soon as the rest is not needed."""
+
+    def find_stop(self, text: bytearray, end: int) -> int:
+        """Return the position after the last event in `text[:end]` that another one follows; 0 without one."""
+        cut = text.rfind(self.separator, 0, end)
+        return cut + self.separator.find(b"}") + 1 if cut > 0 else 0
 
 
 class PieceScanner:
@@ -242,19 +246,19 @@ class PieceScanner:
         answer = self._library.ccl_scan(self._handle, ctypes.byref(raw), ctypes.byref(ctypes.c_int64(stop - start)), 1)
         return self._read_rest(answer, before, prefix) and answer == _ACCEPTED
 
-    def scan_file(self, part: FilePiece, text: bytearray, prefix: TimePrefix) -> int:
-        """Scan a part of a file block by block, each of half the size of `text`; return up to where it is accepted.
+    def scan_file(self, file: int, span: tuple[int, int], text: bytearray, cutting: Cutting) -> int:
+        """Scan a part of an open file block by block, each of half the size of `text`; return the accepted part's end.
 
         That is the end of a block, or of the part: of a refused block nothing is kept.
         """
-        before = self._begin(prefix)
-        start, stop, after = part.start, part.stop, part.separator.find(b"}") + 1
+        before = self._begin(cutting.prefix)
+        (start, stop), after = span, cutting.separator.find(b"}") + 1
         position, room = ctypes.c_int64(start), ctypes.c_char.from_buffer(text)
         answer = self._library.ccl_scan_file(
-            *(self._handle, ctypes.byref(self._piece.raw), part.file, ctypes.byref(position), stop),
-            *(ctypes.addressof(room), len(text), part.separator, len(part.separator), after, part.cancel),
+            *(self._handle, ctypes.byref(self._piece.raw), file, ctypes.byref(position), stop, ctypes.addressof(room)),
+            *(len(text), cutting.separator, len(cutting.separator), after, cutting.cancel),
         )
-        return position.value if self._read_rest(answer, before, prefix) else start
+        return position.value if self._read_rest(answer, before, cutting.prefix) else start
 
     def _begin(self, prefix: TimePrefix) -> _Piece:
         """Return the state of the piece before events are added to it."""

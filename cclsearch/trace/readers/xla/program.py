@@ -16,7 +16,6 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -57,52 +56,6 @@ class WindowDim(NamedTuple):
     base_dilation: int
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """A convolution in the terms of its forward pass, and the places of its dimensions."""
-
-    given: Array
-    kernel: Array
-    result: Array
-    input_batch: int
-    input_feature: int
-    output_feature: int
-    input_spatial: tuple[int, ...]
-    output_spatial: tuple[int, ...]
-    window: Sequence[WindowDim]
-    feature_groups: int
-    batch_groups: int
-
-
-def dot_cost(left: Array, right: Array, result: Array, contracted: Sequence[int]) -> OpCost | None:
-    """Return the cost of a product: 2 x elements of the result x size of the contracted dimensions of `left`."""
-    depth = math.prod(float(left.dims[dim]) for dim in contracted)
-    return _cost(2.0 * result.nelems * depth, (left, right, result))
-
-
-def convolution_cost(convolution: Convolution) -> OpCost | None:
-    """Return the cost of a convolution, of its gradient too; window positions outside the input do not count."""
-    given, result = convolution.given, convolution.result
-    positions = 1.0
-    for at, one in enumerate(convolution.window):
-        size, out = given.dims[convolution.input_spatial[at]], result.dims[convolution.output_spatial[at]]
-        positions *= _count_positions(one, size, out)
-    channels = given.dims[convolution.input_feature] / convolution.feature_groups
-    batch = given.dims[convolution.input_batch] / convolution.batch_groups
-    adds = channels * result.dims[convolution.output_feature] * batch * positions
-    return _cost(2.0 * adds, (given, convolution.kernel, result))
-
-
-def fused_attention_cost(operands: Sequence[Array], scores: Sequence[int], *, is_backward: bool) -> OpCost | None:
-    """Return the cost of cuDNN's fused attention, without a causal mask's saving: two products, five in the backward.
-
-    `operands`: query, key and value, with the width of a head last. `scores`: (batch, heads, queries, keys).
-    """
-    query = operands[0]
-    forward = 4.0 * math.prod(map(float, scores)) * query.dims[-1]
-    return _cost(forward * (_BACKWARD_ATTENTION if is_backward else 1.0), (*operands, query))
-
-
 def sum_costs(costs: Sequence[OpCost]) -> OpCost | None:
     """Return the cost of several products of one kernel, in the precision of the largest; None without any."""
     if len(costs) < 2:
@@ -122,7 +75,7 @@ def _cost(flops: float, arrays: Sequence[Array]) -> OpCost | None:
     return OpCost(flops, moved if all(sizes) else None, precision)
 
 
-def _count_positions(window: WindowDim, size: int, out: int) -> int:
+def count_positions(window: WindowDim, size: int, out: int) -> int:
     """Return how many pairs of an output and a window position meet an element of the input, not padding or a gap."""
     padding = to_signed(window.padding_low)
     few, many = sorted(((out, window.stride), (window.size, window.window_dilation)))
@@ -247,39 +200,40 @@ class Program:
         config = json.loads(call.fields.bytes(43))
         if target.startswith("__cudnn$fmha"):
             dims = config["cudnn_fmha_backend_config"]["intermediate_tensor_shape"]["dimensions"]
-            scores = [int(size) for size in dims]
-            return fused_attention_cost(self._operands(call)[:3], scores, is_backward="Backward" in target)
+            query, key, value = self._operands(call)[:3]  # with the width of a head last
+            # Two products over (batch, heads, queries, keys), five in the backward pass; no saving of a causal mask.
+            forward = 4.0 * math.prod(float(size) for size in dims) * query.dims[-1]
+            flops = forward * (_BACKWARD_ATTENTION if "Backward" in target else 1.0)
+            return _cost(flops, (query, key, value, query))
         stated = config["gemm_backend_config"]["dot_dimension_numbers"]
         return self._dot(call, [int(dim) for dim in stated["lhs_contracting_dimensions"]])
 
     def _dot(self, instruction: Instruction, contracted: Sequence[int]) -> OpCost | None:
-        left, right = self._operands(instruction)[:2]
-        return dot_cost(left, right, instruction.results()[0], contracted)
+        """Return the cost: 2 x elements of the result x size of the contracted dimensions of the left operand."""
+        (left, right), result = self._operands(instruction)[:2], instruction.results()[0]
+        depth = math.prod(float(left.dims[dim]) for dim in contracted)
+        return _cost(2.0 * result.nelems * depth, (left, right, result))
 
     def _convolution(self, instruction: Instruction, target: str) -> OpCost | None:
+        """Return the cost, of a gradient in terms of the forward pass; positions outside the input do not count."""
         first, second = self._operands(instruction)[:2]
         result = instruction.results()[0]
-        parts = first, second, result
+        given, kernel = first, second
         if "BackwardInput" in target:
-            parts = result, second, first
+            given, result = result, first
         elif "BackwardFilter" in target:
-            parts = first, result, second
+            kernel, result = result, second
         fields, places = instruction.fields, instruction.fields.message(16)
+        input_spatial, output_spatial = places.numbers(11), places.numbers(12)
         dims = [dim for window in fields.messages(15)[-1:] for dim in window.messages(1)]
         defaults = {1: 1, 2: 1, 3: 0, 5: 1, 6: 1}
-        return convolution_cost(
-            Convolution(
-                *parts,
-                input_batch=places.number(7),
-                input_feature=places.number(8),
-                output_feature=places.number(10),
-                input_spatial=places.numbers(11),
-                output_spatial=places.numbers(12),
-                window=[WindowDim(*(dim.number(*field) for field in defaults.items())) for dim in dims],
-                feature_groups=fields.number(50) or 1,
-                batch_groups=fields.number(58) or 1,
-            )
-        )
+        positions = 1.0
+        for at, dim in enumerate(dims):
+            window = WindowDim(*(dim.number(*field) for field in defaults.items()))
+            positions *= count_positions(window, given.dims[input_spatial[at]], result.dims[output_spatial[at]])
+        channels = given.dims[places.number(8)] / (fields.number(50) or 1)
+        batch = given.dims[places.number(7)] / (fields.number(58) or 1)
+        return _cost(2.0 * channels * result.dims[places.number(10)] * batch * positions, (given, kernel, result))
 
     def _operands(self, instruction: Instruction) -> list[Array]:
         return [self._by_id[number].results()[0] for number in instruction.fields.numbers(36)[:3]]
