@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from scripted_launcher import Ending, FirstJobFinishesLast, MeasuredLauncher, ScriptedLauncher, failed, ran
+from scripted_launcher import Ending, MeasuredLauncher, ScriptedLauncher, failed, ran
 from scripted_search import admit_all, open_search, run_session
 
 from cclsearch.core.values import FailureKind
@@ -16,7 +16,6 @@ from cclsearch.evaluation.trial_input import make_input
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus
 from cclsearch.launch.contract import CONFIG_FILE, trial_environment
 from cclsearch.loop.jobs import StopSignal
-from cclsearch.loop.loop import run_search
 from cclsearch.loop.session import Session, begin_or_resume
 from cclsearch.record.event import Purpose, TrialProposed, TrialSubmitting
 from cclsearch.record.state import RunState
@@ -96,18 +95,6 @@ def test_trials_lost_to_infrastructure_are_retried_after_a_resume(project):
     assert len(lost) == 3
     assert lost <= ranked
     assert len(ranked) == len(session.space)
-
-
-def test_the_baseline_stays_the_first_trial_that_finished(project):
-    launcher = FirstJobFinishesLast(lambda job: ran(job, (10.0, 2.0, 3.0)[job.trial - 1]))
-    folder, session = open_search(project, launcher, budget=3, parallel=2)
-    with RunWriter(folder) as writer:
-        begin_or_resume(writer, session)
-        baselines = []
-        writer.watch(lambda event, state: baselines.append(state.baseline and state.baseline.number))
-        run_search(writer, session)
-    assert writer.state.trials.finish_order[-1] == 1
-    assert set(baselines) == {None, 2}
 
 
 def test_a_configuration_failure_costs_budget_and_is_not_retried(project):
