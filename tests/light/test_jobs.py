@@ -242,7 +242,7 @@ def test_confirmations_are_new_trials_that_cost_no_budget_and_run_one_after_the_
 def test_a_multi_objective_search_confirms_its_pareto_front(project):
     """Fewer ranks are slower, so the fastest configuration of each size is on the Pareto front."""
     launcher = MeasuredLauncher(lambda job: ran(job, 8.0 / job.payload.num_ranks + 0.01 * job.trial, simulated=False))
-    folder, session = open_search(project, launcher, budget=40, confirm=2)
+    folder, session = open_search(project, launcher, budget=15, confirm=2)
     spec = session.spec.model_copy(update={"objective": load_objective("pareto")})
     state = run_session(folder, admit_all(session, spec=spec))
     confirmations = [trial for trial in state.trials.values() if trial.purpose is Purpose.CONFIRMATION]
