@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from cclsearch.core.text import one_line
 from cclsearch.trace.events import EventTable, FileReport, FileStatus, Reason, Status, TraceSet
@@ -28,6 +27,8 @@ _MOST_SEVERE_FIRST = (
     Reason.TRACE_TRUNCATED,
 )
 
+_TimedTable = tuple[int, int, EventTable]
+"""First start and last end of a table, absolute in ns, and the table."""
 FileTables = tuple[tuple[EventTable, ...], FileReport]
 
 
@@ -161,23 +162,12 @@ def find_mixed_runs(tables: Sequence[EventTable]) -> str:
     if world is not None and max(by_rank) >= world:
         return f"rank {max(by_rank)} in a run of {world} ranks"
     several = tables if len(tables) > 1 else ()
-    timed = [_TimedTable(*_find_span(table), table) for table in several if table.clock == "unix" and len(table)]
+    timed: list[_TimedTable] = []
+    for table in several:
+        if table.clock == "unix" and len(table):
+            timed.append((table.base_ns + int(table.ts_ns.min()), table.base_ns + int(table.end_ns.max()), table))
+            release_memory(table)  # its columns do not stay in memory
     return _find_differing_groups(tables) or _find_distant_windows(timed) or _find_disjoint_ranks(tables, timed)
-
-
-class _TimedTable(NamedTuple):
-    """A table with its first start and last end, absolute in ns."""
-
-    start_ns: int
-    end_ns: int
-    table: EventTable
-
-
-def _find_span(table: EventTable) -> tuple[int, int]:
-    """Return first start and last end, absolute in ns; the table's columns do not stay in memory."""
-    span = table.base_ns + int(table.ts_ns.min()), table.base_ns + int(table.end_ns.max())
-    release_memory(table)
-    return span
 
 
 def _find_differing_groups(tables: Sequence[EventTable]) -> str:

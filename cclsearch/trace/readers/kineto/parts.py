@@ -115,12 +115,12 @@ Parts = PlainParts | PackedParts
 continue where the unused parts begin, or after the last part without any."""
 
 
+@dataclass(frozen=True)
 class ScanParts:
     """Scans the parts of a file in several threads."""
 
-    def __init__(self, parts: Parts, threads: int) -> None:
-        self._parts = parts
-        self._threads = threads
+    parts: Parts
+    threads: int
 
     def scan_all(self, use: Callable[[ScannedPiece], None]) -> None:
         """Call `use` in this thread with the columns of each part, in the order of the file, while others scan.
@@ -130,14 +130,14 @@ class ScanParts:
         free: list[Part] = []
         begun: deque[tuple[Part, Future[None]]] = deque()
         is_last = False
-        with ThreadPoolExecutor(self._threads) as pool:
+        with ThreadPoolExecutor(self.threads) as pool:
             try:
                 while begun or not is_last:
-                    while not is_last and len(begun) <= self._threads:
-                        part = free.pop() if free else Part(self._parts.cutting)
-                        is_last = not self._parts.cut(part)
+                    while not is_last and len(begun) <= self.threads:
+                        part = free.pop() if free else Part(self.parts.cutting)
+                        is_last = not self.parts.cut(part)
                         if not is_last:
-                            begun.append((part, pool.submit(self._parts.scan, part)))
+                            begun.append((part, pool.submit(self.parts.scan, part)))
                     if begun:
                         part, scanning = begun[0]
                         scanning.result()
@@ -147,5 +147,5 @@ class ScanParts:
                             break
                         free.append(begun.popleft()[0])
             finally:
-                self._parts.cutting.cancel.value = 1
-        self._parts.give_back([part for part, _ in begun])
+                self.parts.cutting.cancel.value = 1
+        self.parts.give_back([part for part, _ in begun])
