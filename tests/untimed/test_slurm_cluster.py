@@ -152,10 +152,7 @@ def test_cancelling_leaves_no_process_of_the_trial(site, slow):
             assert find_processes(folder)
         launcher.cancel(handles)
         assert kind_of(wait_for(launcher, handles)[0]) is FailureKind.CANCELLED
-    deadline = time.monotonic() + PATIENCE_S
-    while find_processes(folder) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert find_processes(folder) == []
+    wait_until(lambda: find_processes(folder) == [])
 
 
 def find_processes(folder: Path) -> list[str]:
