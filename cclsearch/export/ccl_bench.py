@@ -20,6 +20,7 @@ from cclsearch.core.values import Provenance
 from cclsearch.export.evidence import EVIDENCE_FOLDER, MANIFEST_FILE, copy_evidence, trace_kinds
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE
 from cclsearch.record.trial import Trial
+from cclsearch.report.evidence import read_record
 from cclsearch.report.launch_form import launch_of_run
 from cclsearch.report.rows import clean
 from cclsearch.report.write import safe_stem
@@ -84,7 +85,7 @@ def make_entry(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]
     """The trial as a card of CCL-Bench's template, with the other fields of the workload's card; null if unknown."""
     spec, outcome = run.spec, trial.outcome
     folder = run.trial_folder(trial.number)
-    made, asked = _read_record(folder / RESULT_FILE), _read_record(folder / CONFIG_FILE)
+    made, asked = read_record(folder / RESULT_FILE) or {}, read_record(folder / CONFIG_FILE) or {}
     versions = {str(name): clean(str(text)) for name, text in (made.get("versions") or {}).items()}
     is_measured = spec.provenance is Provenance.MEASURED
     card = spec.card.for_trial(trial.config)
@@ -119,14 +120,6 @@ def make_entry(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]
     }
     origin = {"source": card.source, "licence": card.licence}
     return _merge(kept, entry) | own | {key: clean(text) for key, text in origin.items() if text}
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _describe_workload(

@@ -72,7 +72,7 @@ def gather_turns(folder: Path) -> tuple[TurnView, ...]:
 
 
 def _read_turn(path: Path) -> TurnView | None:
-    data = _read_json(path)
+    data = read_record(path)
     if data is None:
         return None
     result = data.get("result")
@@ -128,7 +128,7 @@ def gather_environment(run: Run) -> tuple[tuple[str, str], ...]:
     """Versions, nodes and inputs: of the best trial, else of the first that has a result."""
     spec, best = run.spec, run.state.best
     numbers = ([best.number] if best else []) + list(run.state.trials)
-    found = ((number, _read_json(run.trial_folder(number) / RESULT_FILE)) for number in numbers[:20])
+    found = ((number, read_record(run.trial_folder(number) / RESULT_FILE)) for number in numbers[:20])
     number, result = next(((number, data) for number, data in found if data), (None, {}))
     rows: list[tuple[str, object]] = [
         ("ccl-search", f"{spec.engine_version} ran the search, {__version__} wrote this page"),
@@ -154,7 +154,8 @@ def gather_environment(run: Run) -> tuple[tuple[str, str], ...]:
     return tuple((one_line(redact(label), 80), one_line(redact(str(value)), 400)) for label, value in rows)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_record(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file of a job; None if it is missing, damaged or too large."""
     try:
         data = read_job_json(path, MAX_TURN_BYTES)
     except (OSError, JobFileError):
