@@ -63,6 +63,20 @@ def examine_machine() -> list[Finding]:
     return [*(Finding(check, is_required=True) for check in required), *(Finding(check) for check in optional)]
 
 
+def examine_llm(llm: str, effort: str | None) -> Finding:
+    """Ask the LLM one small request: whether its key, model, address and form are right, and its price."""
+    from cclsearch.loop.llm_agent import check_llm
+
+    try:
+        line = check_llm(llm, {"effort": effort}) or ""
+    except UserError as error:
+        return Finding(
+            Check.of("llm", False, one_line(str(error), 400), "correct what the line names"), is_required=True
+        )
+    is_up = " answers in " in line
+    return Finding(Check.of("llm", is_up, line, "a search begins without it, and asks it again"))
+
+
 def _check_runs_folder() -> Check:
     try:
         folder = project_root() / load_settings().runs

@@ -15,8 +15,7 @@ from cclsearch.loop.session import Changes, check_growth
 from cclsearch.loop.unknown_trials import UnknownPolicy, find_unknown_trials
 from cclsearch.propose.agent.memory.history import limits_event
 from cclsearch.propose.agent.providers.cost import LlmLimits
-from cclsearch.propose.agent.providers.kind import explain_unknown_price
-from cclsearch.propose.agent.providers.spec import parse_spec
+from cclsearch.propose.agent.providers.spec import parse_spec, refuse_without_price
 from cclsearch.propose.events import LlmLimitsSet
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
@@ -63,10 +62,8 @@ def _read_limits(folder: Path, args: argparse.Namespace) -> tuple[LlmLimitsSet, 
     """Return new limits on the LLM as events for the ledger; raises UserError if no LLM takes part."""
     if args.max_tokens is None and args.max_usd is None:
         return ()
-    llm = read_spec(folder).llm
-    if llm is None:
+    spec = read_spec(folder)
+    if spec.llm is None:
         raise UserError("--max-tokens and --max-usd limit an LLM, but none takes part in this search")
-    unkept = explain_unknown_price(parse_spec(llm).name, args.max_usd)
-    if unkept and not (args.json or args.quiet):
-        print(f"note: {unkept}", flush=True)
+    refuse_without_price(parse_spec(spec.llm).name, {**spec.llm_options, "max_usd": args.max_usd})
     return (limits_event(LlmLimits(max_tokens=args.max_tokens, max_usd=args.max_usd)),)

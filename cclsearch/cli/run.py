@@ -13,14 +13,14 @@ from cclsearch.cli.arguments import take
 from cclsearch.core.content import list_recordings
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import SETTINGS_FILE, load_settings
-from cclsearch.core.terminal import is_terminal
+from cclsearch.core.terminal import is_terminal, print_wrapped
 from cclsearch.loop.drive import start_run
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording, read_names
 from cclsearch.plan.warm_start import AUTO, NONE, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
-from cclsearch.run.spec import DEFAULT_BUDGET, SearchLimits
+from cclsearch.run.spec import DEFAULT_BUDGET, RunSpec, SearchLimits
 from cclsearch.space.opening import Extend
 from cclsearch.space.parse import parse_knobs, read_tuning_config
 from cclsearch.tracking.webhook import choose_webhook
@@ -41,8 +41,22 @@ def run(args: argparse.Namespace) -> int | None:
         return None
     from cclsearch.cli.drive import drive_in_terminal
 
+    tell_llm(plan.spec, args)
     folder = start_run(plan.spec, runs)
     return drive_in_terminal(folder, args)
+
+
+def tell_llm(spec: RunSpec, args: argparse.Namespace) -> None:
+    """Ask the LLM one small request before a run folder exists, and print what it answers; UserError if it cannot be
+    used.
+    """
+    if spec.llm is None:
+        return
+    from cclsearch.loop.llm_agent import check_llm
+
+    line = check_llm(spec.llm, spec.llm_options)
+    if line and not (args.json or args.quiet):
+        print_wrapped(f"LLM: {line}")
 
 
 @contextlib.contextmanager
@@ -61,7 +75,7 @@ def naming_settings(args: argparse.Namespace) -> Iterator[None]:
 
 def _refuse_unused_llm_options(args: argparse.Namespace, llm: str | None) -> None:
     """Raise UserError for LLM options of a search without an LLM."""
-    options = ("llm_mode", "max_tokens", "max_usd", "seed_policy", "extend")
+    options = ("llm_mode", "llm_effort", "llm_price", "max_tokens", "max_usd", "seed_policy", "extend")
     given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name, None) is not None]
     if given and not llm:
         raise UserError(f"{' and '.join(given)}: no LLM is used; add one with `--llm SPEC`")
@@ -106,6 +120,8 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
     workload, recording = read_names(args.workload, args.recording, args.launcher)
     options = {
         "mode": args.llm_mode,
+        "effort": args.llm_effort,
+        "price": args.llm_price,
         "max_tokens": args.max_tokens,
         "max_usd": args.max_usd,
         "seed_policy": args.seed_policy,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.drive import drive_in_terminal
-from cclsearch.cli.run import make_request, naming_settings
+from cclsearch.cli.run import make_request, naming_settings, tell_llm
 from cclsearch.loop.sweep import JOINED_FOLDER, create_sweep, plan_sweep
 from cclsearch.run.catalog import name_run, runs_folder
 from cclsearch.run.folder import load_run
@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int | None:
         return None
     with naming_settings(args):
         plan, sweep = plan_sweep(make_request(args), args.objective, weights, runs.absolute() / JOINED_FOLDER)
+    tell_llm(plan.spec, args)
     folder = create_sweep(plan, sweep, runs)
     code = drive_in_terminal(folder, args)
     if code == EXIT_OK and not (args.json or args.quiet):

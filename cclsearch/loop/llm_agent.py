@@ -19,13 +19,16 @@ from cclsearch.propose.agent.agent import Agent, make_agent
 from cclsearch.propose.agent.memory.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
+from cclsearch.propose.agent.providers.prices import Price, parse_price
 from cclsearch.propose.agent.providers.spec import (
-    make_provider,
+    find_address,
     missing_key,
     parse_spec,
     read_timeout_s,
     refuse_if_offline,
 )
+from cclsearch.propose.agent.providers.types import Effort
+from cclsearch.propose.agent.server import LlmServer, ServerState, connect
 from cclsearch.propose.base import LlmContext, SearchView
 from cclsearch.propose.events import LlmMode
 from cclsearch.record.event import SpaceGrown
@@ -71,21 +74,57 @@ def make_llm_context(spec: RunSpec, folder: Path) -> LlmContext | None:
     """Return the parts of the strategy of a search with `--llm`; None without an LLM."""
     if spec.llm is None:
         return None
-    text, llm = spec.llm, parse_spec(spec.llm)
+    llm = parse_spec(spec.llm)
     refuse_if_offline(llm)
     return LlmContext(
         missing_key=missing_key(llm),
-        make_provider=lambda: make_provider(llm, timeout_s=read_timeout_s()),
-        make_agent=lambda: _make_search_agent(spec, text, folder),
+        make_provider=lambda: connect_llm(spec.llm, spec.llm_options).provider,
+        make_agent=lambda: _make_search_agent(spec, folder),
     )
 
 
-def _make_search_agent(spec: RunSpec, llm: str, folder: Path) -> Agent:
+def connect_llm(llm: str | None, options: Mapping[str, Value | None]) -> LlmServer:
+    """The server of `--llm` with the search's options; raises UserError if it cannot be asked at all."""
+    return connect(parse_spec(llm or ""), effort=read_effort(options), price=_read_price(options))
+
+
+def read_effort(options: Mapping[str, Value | None]) -> Effort | None:
+    """`--llm-effort` among the options of a search; None if it was not given."""
+    return Effort(str(options["effort"])) if options.get("effort") else None
+
+
+def _read_price(options: Mapping[str, Value | None]) -> Price | None:
+    return parse_price(str(options["price"])) if options.get("price") else None
+
+
+def check_llm(llm: str | None, options: Mapping[str, Value | None]) -> str | None:
+    """Ask the LLM one small request before a search; returns a line about it, None without an LLM.
+
+    Raises UserError if no other try can help: no or a refused key, an unknown model or host, a refused certificate, an
+    empty account, an address that is not an API, every form refused. If the server is slow, overloaded or not there,
+    the line says so: the search begins, and asks it again.
+    """
+    if llm is None:
+        return None
+    server = connect_llm(llm, options)
+    seconds = server.check()
+    address = find_address(parse_spec(llm))
+    if server.state is ServerState.OFF:
+        raise UserError(f"the LLM {llm} cannot be used: {server.reason} (at {address}); or search with --llm none")
+    if server.state is ServerState.DOWN:
+        return f"{llm} at {address}: {server.reason}; the search begins without it, and asks it again"
+    form = getattr(server.provider, "form", None)
+    price = server.price.describe() if server.price else "price unknown"
+    return f"{llm} answers in {seconds:.1f} s ({'; '.join(filter(None, (form and form.describe(), price)))})"
+
+
+def _make_search_agent(spec: RunSpec, folder: Path) -> Agent:
     """The agent with the evidence of the run folder."""
     space = GrowingSpace(read_spec(folder))
     return make_agent(
-        llm,
+        connect_llm(spec.llm, spec.llm_options),
         options=read_options(spec),
+        timeout_s=read_timeout_s(read_effort(spec.llm_options)),
         folder=folder,
         evidence=FolderEvidence(folder),
         explain=space.explain if spec.recording is None else None,

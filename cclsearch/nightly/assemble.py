@@ -27,7 +27,8 @@ from cclsearch.nightly.summary import (
     count_verdicts,
     summarize_changes,
 )
-from cclsearch.run.folder import load_run
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase
+from cclsearch.run.folder import Run, load_run
 from cclsearch.stats.noise import confidence_interval, estimate_noise
 from cclsearch.tasks.base import task_of
 
@@ -72,7 +73,7 @@ def _assemble(night: NightRun, state: NightlyJobState, damage: list[str]) -> Job
         run=run.folder.name,
         resumed=state.resumed,
         verdict=compared.verdict,
-        text=redact(one_line(compared.text, 600)),
+        text=redact(one_line("; ".join(filter(None, (compared.text, _describe_lost_llm(run)))), 600)),
         best=_summarize_best(tonight, compared) if best else None,
         trials=tonight.num_trials,
         spent=night.count_spent_by(state),
@@ -81,6 +82,13 @@ def _assemble(night: NightRun, state: NightlyJobState, damage: list[str]) -> Job
         ending=redact(one_line(ending, 300)),
         diagnosis=tuple(one_line(line, 300) for line in trial.outcome.diagnosis[:3]) if trial and trial.outcome else (),
     )
+
+
+def _describe_lost_llm(run: Run) -> str:
+    """Say that the search went on without its LLM, and why; empty if it did not."""
+    moves = [event.after for event in run.state.reported if isinstance(event, ArbiterMove)]
+    is_lost = bool(moves) and (moves[-1].phase is ArbiterPhase.OFF or moves[-1].cause == "provider")
+    return f"searched without the LLM since trial {moves[-1].since_trial}: {moves[-1].reason}" if is_lost else ""
 
 
 def _compare(

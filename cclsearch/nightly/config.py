@@ -16,6 +16,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.nightly.clock import Moment, parse_moment
+from cclsearch.propose.agent.providers.types import Effort
 from cclsearch.scoring.objective import default_spec
 from cclsearch.space.parse import parse_knob
 
@@ -85,6 +86,7 @@ class JobSettings(Fields):
     sampler: str | None = None
     strategy: str | None = None
     llm: str | None = None
+    llm_effort: Effort | None = None
     use_fewer: bool = False
     sets: tuple[str, ...] = ()
     """`FIELD=VALUE`, each replacing a field of the card."""

@@ -84,7 +84,7 @@ def count_wanted(job: NightlyJob) -> int:
 
 def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **more: object) -> SearchRequest:
     """The search request of a job."""
-    options = {"max_tokens": job.budget.tokens, "max_usd": job.budget.usd}
+    options = {"max_tokens": job.budget.tokens, "max_usd": job.budget.usd, "effort": job.llm_effort}
     request = SearchRequest(
         **{name: getattr(job, name) for name in AS_IN_FILE},
         limits=SearchLimits(
@@ -93,7 +93,7 @@ def make_request(job: NightlyJob, *, budget: int, run_id: str | None = None, **m
             **{name: getattr(job, name) for name in ("parallel", "keep_going", "control_every")},
         ),
         may_simulate=False,  # a night that measures nothing must be asked for
-        llm_options={name: value for name, value in options.items() if value is not None},
+        llm_options={name: value for name, value in options.items() if value is not None} if job.llm else {},
         log_to=job.log_to or load_settings().log_to,
         knobs=parse_knobs(job.knobs),
         run_id=run_id,

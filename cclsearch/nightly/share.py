@@ -6,7 +6,7 @@ import math
 
 from cclsearch.core.values import Model
 from cclsearch.nightly.config import Budget
-from cclsearch.propose.events import LlmTurn
+from cclsearch.propose.events import LlmReport, LlmTurn
 from cclsearch.record.state import RunState
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.usage import count_node_hours
@@ -31,7 +31,7 @@ def count_spent(spec: RunSpec, state: RunState, since_s: float, now_s: float) ->
     A trial that started earlier and was interrupted counts for the night in which it finished.
     """
     trials = [trial for trial in state.trials.values() if (trial.finished_s or now_s) >= since_s]
-    turns = [event for event in state.reported if isinstance(event, LlmTurn) and event.time_s >= since_s]
+    turns = [event for event in state.reported if isinstance(event, LlmTurn | LlmReport) and event.time_s >= since_s]
     started = [trial for trial in trials if trial.proposed_s >= since_s or trial.is_finished]
     return Spent(
         trials=sum(trial.costs_budget for trial in started),

@@ -33,8 +33,14 @@ from cclsearch.plan.target import choose_target
 from cclsearch.plan.warm_start import AUTO, NONE, learn_from_earlier
 from cclsearch.plan.workload import ResolvedWorkload, resolve_workload
 from cclsearch.propose.agent.policy.store import freeze_seed
-from cclsearch.propose.agent.providers.kind import describe_forms, explain_unknown_price, list_kinds, list_prices
-from cclsearch.propose.agent.providers.spec import missing_key, parse_spec, read_timeout_s, refuse_if_offline
+from cclsearch.propose.agent.providers.kind import describe_forms, list_kinds
+from cclsearch.propose.agent.providers.spec import (
+    missing_key,
+    parse_spec,
+    read_timeout_s,
+    refuse_if_offline,
+    refuse_without_price,
+)
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.study.choose import list_strategies, resolve_sampler, try_sampler
 from cclsearch.run.catalog import LAST
@@ -180,7 +186,7 @@ class Strategy:
     llm_options: Mapping[str, Value | None]
     """The request's, with the seed policy's source."""
     notes: tuple[str, ...]
-    """Notes on the LLM: none is used, its key is missing, or its price is unknown."""
+    """Notes on the LLM: none is used, or its key is missing."""
 
 
 def choose_strategy(request: SearchRequest) -> Strategy:
@@ -203,17 +209,15 @@ def _choose_name(request: SearchRequest) -> str:
         return SAMPLER
     refuse_if_offline(parse_spec(request.llm))
     # Wrong values in the environment are reported before anything starts.
-    list_prices()
     read_timeout_s()
+    refuse_without_price(parse_spec(request.llm).name, request.llm_options)
     return strategy or DEFAULT_STRATEGY
 
 
 def _describe_llm(request: SearchRequest) -> tuple[str, ...]:
     if request.llm:
-        spec = parse_spec(request.llm)
-        key, unknown_price = missing_key(spec), explain_unknown_price(spec.name, request.llm_options.get("max_usd"))
-        missing = f"{key} is not set: the search runs without an LLM" if key else None
-        return tuple(line for line in (missing, unknown_price) if line)
+        key = missing_key(parse_spec(request.llm))
+        return (f"{key} is not set: the search runs without an LLM",) if key else ()
     if request.sampler not in (None, DEFAULT_SAMPLER):
         return ()
     return (f"no LLM is used (add one with {' or '.join(f'`--llm {word}:MODEL`' for word in list_kinds())})",)

@@ -176,6 +176,18 @@ class LlmLimitsSet(ReportedEvent):
     limits: LlmLimits
 
 
+class LlmReport(ReportedEvent):
+    """An event of the LLM's server beside the turns: another form of requests, or a small request."""
+
+    event: Literal["llm_report"] = "llm_report"
+    cost: Cost = Cost()
+
+    @property
+    def label(self) -> str:
+        """As people call it."""
+        return "LLM"
+
+
 class ArbiterPhase(StrEnum):
     """Phase of the arbiter: it names the proposer that decides; see the figure in `propose/agent/arbiter/states.py`."""
 
@@ -215,5 +227,5 @@ class ArbiterMove(ReportedEvent):
     after: ArbiterState
 
 
-ProposerEvent = Note | LlmTurn | LlmLimitsSet | ArbiterMove
+ProposerEvent = Note | LlmTurn | LlmReport | LlmLimitsSet | ArbiterMove
 """Events that a proposer may report, to be written to the ledger."""

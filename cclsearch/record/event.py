@@ -24,6 +24,7 @@ from cclsearch.propose.events import (
     ExpectedOutcome,
     LedgerEvent,
     LlmLimitsSet,
+    LlmReport,
     LlmTurn,
     Note,
     ReportedEvent,
@@ -266,6 +267,7 @@ Event = Annotated[
     | Note
     | LlmTurn
     | LlmLimitsSet
+    | LlmReport
     | ArbiterMove
     | ConfigsHeldBack
     | ProposalRefused

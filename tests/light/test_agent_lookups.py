@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.memory.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.prompt.prompt import MAX_LOOKUPS, MAX_PROMPT_BYTES
-from cclsearch.propose.agent.providers.anthropic_api import anthropic_body
-from cclsearch.propose.agent.providers.openai_api import chat_body, json_body
+from cclsearch.propose.agent.providers import chat_api, messages_api, responses_api
+from cclsearch.propose.agent.providers.flatten import flatten
+from cclsearch.propose.agent.providers.forms import Api, CallForm, Form
 from cclsearch.propose.agent.providers.types import (
     MAX_BODY_BYTES,
     Answer,
@@ -176,9 +176,17 @@ def test_many_calls_in_one_answer_stay_within_the_bound(mode, many):
     agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
     assert len(provider.requests) > 1
     assert max(request.num_bytes for request in provider.requests) <= MAX_PROMPT_BYTES
-    for write in (anthropic_body, chat_body, json_body, partial(json_body, with_schema=False)):
+    chat, text = Form(api=Api.CHAT), Form(api=Api.CHAT, call=CallForm.TEXT)
+    messages, schema = Form(api=Api.MESSAGES, marks_cache=True), Form(api=Api.CHAT, call=CallForm.SCHEMA)
+    for write, form in (
+        (messages_api.write_body, messages),
+        (responses_api.write_body, Form(api=Api.RESPONSES)),
+        *((chat_api.write_body, form) for form in (chat, schema, text)),
+    ):
         for request in provider.requests:
-            sent = json.dumps(write("m", request), ensure_ascii=False, separators=(",", ":"))  # as the SDKs do
+            more = () if form.api is Api.MESSAGES else (request,)
+            body = write("m", flatten(request, form), form, *more)
+            sent = json.dumps(body, ensure_ascii=False, separators=(",", ":"))  # as the SDKs do
             assert len(sent.encode()) <= MAX_BODY_BYTES
     for result in provider.requests[1].messages[-1].results:
         assert result.text.count("[data ") == result.text.count("[end ")

@@ -39,7 +39,7 @@ def view_of(*rows: int, events: tuple[ProposerEvent, ...] = (), **more: Any) -> 
 
 def prompt_of(view: SearchView, table: SurrogateTable | None = None) -> str:
     prompt = write_turn_prompt(
-        PromptInput(view, table or plain_table(), 1), make_toolset(view, "configs", 1), PromptOptions()
+        PromptInput(view, table or plain_table(), 1), make_toolset(view, "configs"), PromptOptions()
     )
     return f"{prompt.system}\n\n{prompt.user}"
 

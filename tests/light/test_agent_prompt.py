@@ -39,7 +39,7 @@ def make_input(search: Search, **more: object) -> PromptInput:
 
 
 def write(prompt_input: PromptInput, mode: str = "configs", anonymous: bool = False) -> Prompt:
-    return write_turn_prompt(prompt_input, make_toolset(prompt_input.view, mode, 1), PromptOptions(mode, anonymous))
+    return write_turn_prompt(prompt_input, make_toolset(prompt_input.view, mode), PromptOptions(mode, anonymous))
 
 
 def search_of(rows: list[int], message: str = "CUDA out of memory") -> Search:
@@ -92,7 +92,7 @@ def test_a_whole_request_stays_within_12000_tokens(count, mode):
     prompt_input = make_input(search, evidence={1: long, 2: long}, program="# program\n" * 3000)
     prompt = write(prompt_input, mode)
     message = Message(role=Role.USER, text=prompt.user)
-    request = CompletionRequest(system=prompt.system, messages=(message,), tools=make_toolset(search.view, mode, 1))
+    request = CompletionRequest(system=prompt.system, messages=(message,), tools=make_toolset(search.view, mode))
     assert request.num_bytes <= MAX_PROMPT_BYTES
 
 
@@ -126,7 +126,7 @@ def make_wide_input(num_knobs: int, num_choices: int, name: str) -> PromptInput:
 )
 def test_many_knobs_leave_bytes_for_trials_failures_and_candidates(num_knobs, num_choices, name, mode):
     prompt_input = make_wide_input(num_knobs, num_choices, name)
-    tools = make_toolset(prompt_input.view, mode, 1)
+    tools = make_toolset(prompt_input.view, mode)
     prompt = write_turn_prompt(prompt_input, tools, PromptOptions(mode))
     request = CompletionRequest(
         system=prompt.system, messages=(Message(role=Role.USER, text=prompt.user),), tools=tools
@@ -249,7 +249,7 @@ def test_prompt_contains_the_formula_of_the_loss(objective, words):
     assert bool(goal) is bool(words)
     options = PromptOptions(goal=goal)
     given = make_input(rich_search())
-    system = write_turn_prompt(given, make_toolset(given.view, "configs", 1), options).system
+    system = write_turn_prompt(given, make_toolset(given.view, "configs"), options).system
     assert goal in system
 
 

@@ -80,7 +80,7 @@ def test_the_surrogates_first_choice_is_never_an_overrule_and_needs_no_credit():
 
 
 def test_the_format_of_history_is_in_the_prompt_of_policies():
-    tools = make_toolset(view_of([0]), LlmMode.POLICY, 1)
+    tools = make_toolset(view_of([0]), LlmMode.POLICY)
     text = next(tool.description for tool in tools if tool.name == "submit_policy")
     assert "`history` gets the finished trials, oldest first, each {config: {knob: value}, metrics:" in text
 
@@ -111,8 +111,9 @@ def test_a_revision_costs_no_trial_and_the_model_decides_again_over_new_predicti
     first, second = provider.requests[0], provider.requests[1]
     assert first.messages[0].text != second.messages[0].text
     assert "pp=1: much more" in second.messages[0].text
-    assert "revise" in {tool.name for tool in first.tools}
-    assert "revise" not in {tool.name for tool in second.tools}
+    assert (first.system, first.tools) == (second.system, second.tools), "the provider's cache hits"
+    assert "no `revise` now" in second.messages[0].text
+    assert "no `revise` now" not in first.messages[0].text
     assert provider.requests[2].messages[-1].results[0].is_error
 
 
@@ -120,7 +121,8 @@ def test_after_a_stall_beliefs_cannot_be_revised_before_the_choice():
     provider = Scripted(call("revise", {"why": "w", "insight": "trust me"}))
     outcome = take_turn(view_of(search_rows(2)), provider, first_only=True)
     assert outcome.stall is not None
-    assert "revise" not in {tool.name for tool in provider.requests[0].tools}
+    assert "no `revise` now" in provider.requests[0].messages[0].text
+    assert provider.requests[1].messages[-1].results[0].is_error
 
 
 def test_a_revision_that_changes_nothing_is_corrected():
@@ -156,7 +158,7 @@ def test_only_turns_that_said_something_can_be_withdrawn_and_only_once():
 
 def prompt_of(view: SearchView) -> str:
     table = make_surrogate_table(view)
-    return write_turn_prompt(PromptInput(view, table, 1), make_toolset(view, LlmMode.CONFIGS, 1), PromptOptions()).user
+    return write_turn_prompt(PromptInput(view, table, 1), make_toolset(view, LlmMode.CONFIGS), PromptOptions()).user
 
 
 def test_each_theory_shows_what_would_refute_it_and_whether_the_measurement_does():

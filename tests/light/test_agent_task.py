@@ -109,7 +109,7 @@ def ask(view: SearchView, name: str, **arguments: Any) -> ToolReply:
 def write(view: SearchView, mode: str = "configs", table: SurrogateTable | None = None) -> tuple[str, str, str]:
     """System part, user part and tools of a turn."""
     evidence = {2: TrialEvidence(diagnosis=("decoding takes 70 %",))}
-    tools = make_toolset(view, mode, 2)
+    tools = make_toolset(view, mode)
     prompt_input = PromptInput(view, table or make_table(view), 1, evidence, program=read_seed_program(view, None))
     options = PromptOptions(mode, goal=describe_goal(view.objective, view.primary))
     prompt = write_turn_prompt(prompt_input, tools, options)

@@ -89,13 +89,38 @@ def test_a_truncated_decision_is_never_used():
     assert run_turn(Scripted(cut)).proposals == ()
 
 
-def test_reasoning_model_gets_more_tokens_after_a_truncated_answer():
-    cut = Answer(text="x", stop=StopReason.TRUNCATED)
-    for name, most in (("openai:gpt-5", [4096, 8192, 16_384]), ("local:m", [4096, 4096, 4096])):
-        provider = Scripted(cut)
-        provider.name = name
-        run_turn(provider)
-        assert [request.max_output_tokens for request in provider.requests] == most
+def test_a_cut_answer_doubles_the_limit_for_the_rest_of_the_search():
+    search = Search(observations=[run_trial(1, Config(TRIED))])
+    provider = Scripted(Answer(text="x", stop=StopReason.TRUNCATED))
+    agent = Agent(provider, make_table=lambda view: plain_table(), clock=FakeClock())
+    for _ in range(2):
+        agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
+    assert [request.max_output_tokens for request in provider.requests] == [16_384, 32_768, *[65_536] * 4]
+
+
+def test_one_bad_generation_costs_one_request_and_a_filtered_prompt_one_turn():
+    provider = Scripted(ProviderError(ErrorKind.BAD_GENERATION, "tool_use_failed"), submit(GOOD))
+    assert run_turn(provider).proposals
+    outcome = run_turn(Scripted(ProviderError(ErrorKind.FILTERED, "content policy"), submit(GOOD)))
+    assert outcome.stall is not None
+    assert (outcome.stall.cause, outcome.stall.is_temporary) == ("content filter", True)
+
+
+def test_an_interrupted_answer_is_sent_back_and_continued():
+    part = ({"type": "text", "text": "let me see"},)
+    provider = Scripted(Answer(text="let me see", stop=StopReason.PAUSED, kept=part), submit(GOOD))
+    assert run_turn(provider).proposals
+    assert provider.requests[1].messages[-1].kept == part
+
+
+def test_the_model_s_own_blocks_come_back_with_the_results_of_its_look_ups_unless_its_answer_was_cut():
+    part = ({"type": "thinking", "thinking": "hm", "signature": "s"},)
+    looked = call("candidates").model_copy(update={"kept": part})
+    provider = Scripted(looked, looked, Answer(text="x", stop=StopReason.TRUNCATED, kept=part), submit(GOOD))
+    run_turn(provider)
+    kept = [[message.kept for message in request.messages[1::2]] for request in provider.requests]
+    assert kept[1] == [part]
+    assert kept[-1][-1] == ()
 
 
 def test_decision_written_as_text_is_parsed():

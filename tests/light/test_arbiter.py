@@ -31,6 +31,7 @@ from cclsearch.propose.agent.providers.types import (
     ToolCall,
     Usage,
 )
+from cclsearch.propose.agent.server import PROBE
 from cclsearch.propose.base import Proposal, Proposer, SearchView
 from cclsearch.propose.bayes.prior_hints import collect_hints
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
@@ -46,6 +47,14 @@ class FakeClock:
 
     def sleep(self, seconds: float) -> None:
         self.time_s += seconds
+
+
+class TrialClock(FakeClock):
+    """A clock that every look advances, as trials do."""
+
+    def now_s(self) -> float:
+        self.time_s += 6.0
+        return self.time_s
 
 
 class FirstOpen(Proposer):
@@ -69,6 +78,8 @@ class ScriptedModel:
 
     def ask(self, request: CompletionRequest) -> Answer:
         self.num_asked += 1
+        if request is PROBE and not isinstance(self._rows[0], ProviderError):
+            return Answer(text="ok", stop=StopReason.DONE, usage=Usage(input_tokens=10, output_tokens=1))
         item = self._rows.pop(0) if len(self._rows) > 1 else self._rows[0]
         if isinstance(item, ProviderError):
             raise item
@@ -107,9 +118,10 @@ def make(
     *,
     parallel: int = 1,
     rules: ArbiterSettings | None = None,
+    clock: FakeClock | None = None,
     **options: Any,
 ) -> Arbiter:
-    agent = Agent(provider, options=AgentOptions(**options), make_table=open_table, clock=FakeClock())
+    agent = Agent(provider, options=AgentOptions(**options), make_table=open_table, clock=clock or FakeClock())
     return Arbiter(agent, fallback or FirstOpen(), parallel=parallel, rules=rules or ArbiterSettings(num_seeds=1))
 
 
@@ -247,9 +259,17 @@ def test_same_failure_twice_suspends_the_llm():
 def test_unavailable_provider_is_retried_later_and_a_wrong_key_is_not():
     down = ProviderError(ErrorKind.OVERLOADED, "busy")
     search = Search(budget=6)
-    script = ScriptedModel(down, down, down, down, down, down, down, down, *FAST)
-    search.run(make(script, rules=ArbiterSettings(num_seeds=1, explore=2, explore_share=0.5, patience=3)))
-    assert list_proposers(search) == ["seed", "default", "default", "llm", "llm", "llm"]
+    script = ScriptedModel(down, down, down, *FAST)
+    search.run(make(script, clock=TrialClock()))
+    # the turn and its second try, one small request in vain, one that is answered
+    assert list_proposers(search)[:3] == ["seed", "default", "default"]
+    assert list_proposers(search)[-1] == "llm"
+    assert any(move.endswith("the server answers") for move in search.moves())
+    dead = ScriptedModel(down)
+    search = Search(budget=40)
+    search.run(make(dead, clock=TrialClock()))
+    assert "asked again for three minutes in vain" in search.moves()[-1]
+    assert dead.num_asked == 2 + 5
     wrong = ScriptedModel(ProviderError(ErrorKind.AUTHENTICATION, "invalid key"))
     search = Search(budget=6)
     search.run(make(wrong))

@@ -208,6 +208,7 @@ def test_dependencies_are_declared_and_imported():
     optional = {re.split(r"[^\w-]", text)[0] for texts in project["optional-dependencies"].values() for text in texts}
     module = {
         "pyyaml": "yaml",
+        "genai-prices": "genai_prices",
         "pydantic-monty": "pydantic_monty",
         "optuna-dashboard": "optuna_dashboard",
         "vl-convert-python": "vl_convert",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from llm.opener import Opener, read_offers
 from llm.players import Expert
-from llm.server import KEY, MODEL, Reaction, Say, serve
+from llm.server import KEY, MODEL, Reaction, Say, check_first, serve
 
 from cclsearch.cli import main
 from cclsearch.loop.session import open_session
@@ -28,12 +28,12 @@ def run_with(decide: Decide, name: str, *options: str, monkeypatch: pytest.Monke
         return Say((decide(request),))
 
     monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
-    with serve(script) as server:
+    with serve(check_first(script)) as server:
         llm = f"{server.url}/v1#{MODEL}"
         command = ["run", "-w", "tiny", "-l", "simulate", "--llm", llm, "--name", name, "--quiet"]
         assert main([*command, *options]) == 0
         assert server.refused == []
-        return list(server.requests)
+        return server.requests[1:]  # after the small one that asks whether the LLM is ready
 
 
 def test_an_llm_adds_knobs_and_its_next_turn_chooses_among_them(project, monkeypatch, capsys):
@@ -64,7 +64,7 @@ def test_a_kill_between_the_request_and_the_growth_loses_nothing(project, monkey
     monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
     folder = project / "runs" / "r"
     ledger = folder / LEDGER_FILE
-    with serve(script) as server:
+    with serve(check_first(script)) as server:
         command = ["run", "-w", "tiny", "-l", "simulate", "--budget", "4", "--extend", "listed", "--name", "r"]
         assert main([*command, "--llm", f"{server.url}/v1#{MODEL}", "--quiet"]) == 0
         lines = ledger.read_bytes().splitlines(keepends=True)
@@ -115,10 +115,10 @@ def test_a_recording_says_why_it_cannot_grow(project, monkeypatch):
         return Say((Expert().decide(request),))
 
     monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
-    with serve(script) as server:
+    with serve(check_first(script)) as server:
         command = ["run", "-w", "wl2", "--recording", recording(), "--budget", "3", "--llm", f"{server.url}/v1#{MODEL}"]
         assert main([*command, "--extend", "listed", "--name", "r", "--quiet"]) == 0
-        assert "only the measured configurations exist" in server.requests[0].messages[0].text
+        assert "only the measured configurations exist" in server.requests[1].messages[0].text
 
 
 def test_extend_without_an_llm_is_refused_in_one_line(project, cli):

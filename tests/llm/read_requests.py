@@ -17,8 +17,11 @@ class BadRequest(Exception):
 def read_anthropic(body: dict[str, Any]) -> CompletionRequest:
     """The request in a messages body; raises BadRequest if Anthropic would refuse it."""
     _require(isinstance(body.get("max_tokens"), int) and body["max_tokens"] > 0, "max_tokens: Field required")
-    _require(not body.get("stream"), "stream: not here")
-    unknown = set(body) - {"model", "max_tokens", "system", "messages", "tools", "tool_choice", "stream"}
+    known = {"model", "max_tokens", "system", "messages", "tools", "tool_choice", "stream", "thinking", "output_config"}
+    unknown = set(body) - known
+    thinks = body.get("thinking", {}).get("type") in {"adaptive", "enabled"}
+    forced = body.get("tool_choice", {}).get("type") in {"any", "tool"}
+    _require(not (thinks and forced), "Thinking may not be enabled when tool_choice forces tool use.")
     _require(not unknown, f"{sorted(unknown)}: Extra inputs are not permitted")
     system = body.get("system", "")
     if isinstance(system, list):
@@ -40,9 +43,43 @@ def read_anthropic(body: dict[str, Any]) -> CompletionRequest:
     return CompletionRequest(system=system, messages=read, tools=tools, max_output_tokens=body["max_tokens"])
 
 
+def read_responses(body: dict[str, Any]) -> CompletionRequest:
+    """The request in a body of the Responses API; raises BadRequest if OpenAI would refuse it."""
+    chat: dict[str, Any] = {"messages": [], "max_tokens": body.get("max_output_tokens"), "tools": []}
+    for tool in body.get("tools", []):
+        _require("strict" in tool, "tools: missing required field 'strict'")
+        chat["tools"].append({"type": tool["type"], "function": {k: v for k, v in tool.items() if k != "type"}})
+    if body.get("instructions"):
+        chat["messages"].append({"role": "system", "content": body["instructions"]})
+    reasoning: dict[str, Any] | None = None
+    for item in body["input"]:
+        kind = item.get("type", "message")
+        _require(
+            reasoning is None or kind in {"message", "function_call"}, "reasoning without its required following item"
+        )
+        if kind == "reasoning":
+            _require("summary" in item and bool(item.get("encrypted_content")), "reasoning: not persisted")
+            reasoning = item
+        elif kind == "function_call":
+            call = {"id": item["call_id"], "type": "function", "function": {k: item[k] for k in ("name", "arguments")}}
+            own = {"role": "assistant", "content": None, "tool_calls": [call]}
+            last = chat["messages"][-1]
+            if last["role"] == "assistant" and last.get("tool_calls"):
+                last["tool_calls"].append(call)
+            else:
+                chat["messages"].append(own | ({"reasoning": reasoning} if reasoning else {}))
+            reasoning = None
+        elif kind == "function_call_output":
+            chat["messages"].append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
+        else:
+            text = item["content"] if isinstance(item["content"], str) else item["content"][0]["text"]
+            chat["messages"].append({"role": item["role"], "content": text})
+            reasoning = None
+    return read_openai(chat)
+
+
 def read_openai(body: dict[str, Any]) -> CompletionRequest:
     """The request in a chat-completions body; raises BadRequest if OpenAI would refuse it."""
-    _require(not body.get("stream"), "stream: not here")
     most = body.get("max_completion_tokens", body.get("max_tokens"))
     _require(isinstance(most, int) and most > 0, "max_completion_tokens must be a positive integer")
     tools = tuple(_openai_tool(tool) for tool in body.get("tools", []))
@@ -74,7 +111,8 @@ def read_openai(body: dict[str, Any]) -> CompletionRequest:
         if role == "user" and read and read[-1].results and not read[-1].text:
             read[-1] = read[-1].model_copy(update={"text": text})
         else:
-            read.append(Message(role=Role(role), text=text, calls=calls))
+            own = {name: raw[name] for name in ("reasoning_content", "reasoning") if raw.get(name)}
+            read.append(Message(role=Role(role), text=text, calls=calls, kept=(own,) if own else ()))
     _require(not waiting, f"tool_call_ids {sorted(waiting)} did not have response messages")
     _require(bool(read), "no messages but the system's")
     if "response_format" in body:
@@ -115,7 +153,7 @@ def _anthropic_message(message: dict[str, Any]) -> Message:
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     _require(isinstance(content, list) and bool(content), "messages: content must not be empty")
-    texts, calls, results = [], [], []
+    texts, calls, results, kept = [], [], [], []
     for block in content:
         kind = block.get("type")
         if kind == "text":
@@ -128,9 +166,15 @@ def _anthropic_message(message: dict[str, Any]) -> Message:
             _require(not texts, "messages: tool_result blocks must come first")
             text = block.get("content", "")
             results.append(ToolResult(id=block["tool_use_id"], text=text, is_error=bool(block.get("is_error"))))
+        elif kind == "thinking":
+            _require(
+                block.get("signature") == f"signed {block.get('thinking')}", "Invalid `signature` in `thinking` block"
+            )
+            kept.append(block)
         else:
             raise BadRequest(f"messages: unknown block {kind!r}")
-    return Message(role=Role(message["role"]), text="\n".join(texts), calls=tuple(calls), results=tuple(results))
+    parts = {"calls": tuple(calls), "results": tuple(results), "kept": tuple(kept)}
+    return Message(role=Role(message["role"]), text="\n".join(texts), **parts)
 
 
 def _openai_call(call: dict[str, Any]) -> ToolCall:

@@ -1,4 +1,4 @@
-"""A scripted local HTTP server that speaks Anthropic's messages and OpenAI's chat completions.
+"""A scripted local HTTP server that speaks the Messages API, the Responses API and chat completions.
 
 Developers can put any model (or a person) behind it:
 
@@ -22,11 +22,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+from cclsearch.propose.agent.providers.client import Client
+from cclsearch.propose.agent.providers.forms import Api, Form
+from cclsearch.propose.agent.providers.kind import PROVIDERS
 from cclsearch.propose.agent.providers.types import CompletionRequest
 
-from .read_requests import BadRequest, read_anthropic, read_openai
+from .read_requests import BadRequest, read_anthropic, read_openai, read_responses
+from .streams import stream_anthropic, stream_chat, stream_responses
 
 KEY = "sk-test-0123456789abcdefghij"
 MODEL = "stand-in"
@@ -43,6 +47,8 @@ class Say:
     """`truncated`, `refused`, `filtered`; empty for an ordinary stop."""
     usage: tuple[int, int] | None = (1000, 100)
     cached: int = 0
+    thinking: str = ""
+    """What the model thought before it answered, which has to come back with the results of its calls."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,20 @@ def one_by_one(*reactions: Reaction) -> Script:
     return script
 
 
+def check_first(script: Script) -> Script:
+    """The script for a search: the small request before it is answered."""
+
+    def answer(request: CompletionRequest) -> Reaction:
+        return Say((("ready", {"ready": True}),)) if is_check(request) else script(request)
+
+    return answer
+
+
+def is_check(request: CompletionRequest) -> bool:
+    """Whether this is the small request that a search sends before its first trial."""
+    return "Call the tool `ready`" in request.model_dump_json()
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One connection; `_make_handler` binds it to its server."""
 
@@ -150,14 +170,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        protocol = {"/v1/messages": "anthropic", "/v1/chat/completions": "openai"}.get(self.path)
+        paths = {"/v1/messages": "anthropic", "/v1/chat/completions": "openai", "/v1/responses": "responses"}
+        protocol = paths.get(self.path)
         if protocol is None:
             return self._send_error(404, "not found", "openai")
         if not self._has_key(protocol):
             return self._send_error(401, "invalid api key", protocol)
         try:
             raw = json.loads(body)
-            request = read_anthropic(raw) if protocol == "anthropic" else read_openai(raw)
+            request = READERS[protocol](raw)
         except (BadRequest, KeyError, ValueError, AttributeError, TypeError) as error:
             self.owner.refused.append(f"{type(error).__name__}: {error}")
             return self._send_error(400, str(error), protocol)
@@ -171,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
             except Exception as error:  # a failed assertion must fail the test, not look like a cut connection
                 self.owner.refused.append(f"{type(error).__name__}: {error}")
                 reaction = Status(400, message="the script failed")
-        self._react(reaction, protocol, is_json="response_format" in raw)
+        self._react(reaction, protocol, is_json="response_format" in raw, is_stream=bool(raw.get("stream")))
         return None
 
     def _has_key(self, protocol: str) -> bool:
@@ -179,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_valid = self.headers.get("anthropic-version") if protocol == "anthropic" else True
         return given == KEY and bool(is_valid)
 
-    def _react(self, reaction: Reaction, protocol: str, *, is_json: bool) -> None:
+    def _react(self, reaction: Reaction, protocol: str, *, is_json: bool, is_stream: bool) -> None:
         if isinstance(reaction, Hang):
             time.sleep(reaction.seconds)
             self.close_connection = True
@@ -202,11 +223,15 @@ class _Handler(BaseHTTPRequestHandler):
         elif isinstance(reaction, Raw):
             self._send(reaction.code, reaction.body, reaction.headers)
         else:
-            make = anthropic_answer if protocol == "anthropic" else openai_answer
-            self._send(200, json.dumps(make(reaction, is_json)).encode())
+            make, stream = WRITERS[protocol]
+            body = make(reaction, is_json)
+            if is_stream:
+                return self._send(200, stream(body), {"content-type": "text/event-stream"})
+            self._send(200, json.dumps(body).encode())
+        return None
 
     def _send_error(self, code: int, message: str, protocol: str, headers: dict[str, str] | None = None) -> None:
-        error = {"type": "error", "message": message}
+        error = {"type": "not_found_error" if code == 404 else "error", "message": message}
         body = {"type": "error", "error": error} if protocol == "anthropic" else {"error": error}
         self._send(code, json.dumps(body).encode(), headers)
 
@@ -226,7 +251,9 @@ def _make_handler(owner: ProviderServer) -> type[BaseHTTPRequestHandler]:
 
 def anthropic_answer(say: Say, is_json: bool = False) -> dict[str, Any]:
     """A message as Anthropic sends it."""
-    content: list[dict[str, Any]] = [{"type": "text", "text": say.text}] if say.text else []
+    thought = {"type": "thinking", "thinking": say.thinking, "signature": f"signed {say.thinking}"}
+    content: list[dict[str, Any]] = [thought] if say.thinking else []
+    content += [{"type": "text", "text": say.text}] if say.text else []
     content += [
         {"type": "tool_use", "id": f"toolu_{i}", "name": name, "input": arguments}
         for i, (name, arguments) in enumerate(say.calls)
@@ -251,6 +278,8 @@ def openai_answer(say: Say, is_json: bool = False) -> dict[str, Any]:
     """A chat completion as OpenAI sends it."""
     stop = {"truncated": "length", "refused": "stop", "filtered": "content_filter"}.get(say.stop)
     message: dict[str, Any] = {"role": "assistant", "content": say.text or None, "refusal": None}
+    if say.thinking:
+        message["reasoning_content"] = say.thinking
     if say.stop == "refused":
         message["refusal"], message["content"] = say.text or "no", None
     if say.calls and is_json:
@@ -283,6 +312,58 @@ def openai_answer(say: Say, is_json: bool = False) -> dict[str, Any]:
             "prompt_tokens_details": {"cached_tokens": say.cached},
         }
     return body
+
+
+def responses_answer(say: Say, is_json: bool = False) -> dict[str, Any]:
+    """An answer of the Responses API."""
+    output: list[dict[str, Any]] = []
+    if say.thinking:
+        output.append({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": f"sealed {say.thinking}"})
+    if say.text:
+        part = (
+            {"type": "refusal", "refusal": say.text}
+            if say.stop == "refused"
+            else {"type": "output_text", "text": say.text}
+        )
+        output.append({"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]})
+    output += [
+        {
+            "type": "function_call",
+            "id": f"fc_{i}",
+            "call_id": f"call_{i}",
+            "name": name,
+            "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+        }
+        for i, (name, arguments) in enumerate(say.calls)
+    ]
+    reason = {"truncated": "max_output_tokens", "filtered": "content_filter"}.get(say.stop)
+    body: dict[str, Any] = {"id": "resp_1", "object": "response", "model": MODEL, "output": output}
+    body |= {"status": "incomplete" if reason else "completed", "incomplete_details": reason and {"reason": reason}}
+    if say.usage:
+        inputs = {"input_tokens": say.usage[0] + say.cached, "input_tokens_details": {"cached_tokens": say.cached}}
+        body["usage"] = {**inputs, "output_tokens": say.usage[1]}
+    return body
+
+
+READERS = {"anthropic": read_anthropic, "openai": read_openai, "responses": read_responses}
+WRITERS = {
+    "anthropic": (anthropic_answer, stream_anthropic),
+    "openai": (openai_answer, stream_chat),
+    "responses": (responses_answer, stream_responses),
+}
+"""Protocol -> its answer and its stream."""
+
+
+def connect(
+    protocol: str, server: ProviderServer, *, key: str = KEY, model: str = MODEL, timeout_s: float = 30.0
+) -> Client:
+    """The provider that asks this server: `anthropic`, `compatible`, or `responses` of the latter."""
+    kind = PROVIDERS.get("compatible" if protocol == "responses" else protocol)()
+    url = server.url if protocol == "anthropic" else f"{server.url}/v1"
+    client = cast("Client", kind.make_provider(model, api_key=key, base_url=url, timeout_s=timeout_s))
+    if protocol == "responses":
+        client.form = Form(api=Api.RESPONSES, streams=True)
+    return client
 
 
 def answer_from_files(folder: Path, *, poll_s: float = 0.2, wait_s: float = 3600.0) -> Script:

@@ -12,7 +12,7 @@ from cclsearch.propose.agent.agent import Agent, TurnOutcome
 from cclsearch.propose.agent.memory.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
-from cclsearch.propose.agent.providers.cost import Prices
+from cclsearch.propose.agent.providers.cost import Price
 from cclsearch.propose.agent.providers.types import (
     Answer,
     CompletionRequest,
@@ -21,6 +21,7 @@ from cclsearch.propose.agent.providers.types import (
     ToolCall,
     Usage,
 )
+from cclsearch.propose.agent.server import LlmServer
 from llm.cases import SPACE, Search, plain_table, run_trial
 
 GOOD = dict(SPACE.config(20))
@@ -97,17 +98,15 @@ def run_turn(
 ) -> TurnOutcome:
     search = Search(observations=[run_trial(1, Config(TRIED))])
     given = table or plain_table()
-    prices = Prices.model_validate(
-        {"as_of": "2026-01", "prices": [{"model": "openai:*", "input_usd": 1.0, "output_usd": 10.0}]}
-    )
+    clock = FakeClock()
     agent = Agent(
         provider,
         options=AgentOptions(**options),
         folder=folder,
         evidence=Logs(),
         make_table=lambda view: given,
-        clock=FakeClock(),
-        prices=prices,
+        clock=clock,
+        server=LlmServer(provider, Price(model="openai:*", input_usd=1.0, output_usd=10.0), clock),
     )
     return agent.run_turn(
         replace(search.view, can_repeat=can_repeat), slots, max_submitted=max(slots, 1), overrules_left=1

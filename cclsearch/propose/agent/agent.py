@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,11 +24,11 @@ from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyStore
 from cclsearch.propose.agent.prompt.prompt import PromptInput
 from cclsearch.propose.agent.prompt.surrogate_table import MakeSurrogateTable, make_surrogate_table
-from cclsearch.propose.agent.providers.cost import LlmLimits, Prices
-from cclsearch.propose.agent.providers.kind import list_prices
+from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.retry import Clock, WallClock
-from cclsearch.propose.agent.providers.spec import make_provider, parse_spec, read_timeout_s
+from cclsearch.propose.agent.providers.spec import find_price
 from cclsearch.propose.agent.providers.types import Provider
+from cclsearch.propose.agent.server import LlmServer
 from cclsearch.propose.agent.tools.extension import SpaceExtender, count_growths, make_extension
 from cclsearch.propose.agent.tools.lookups import Explain
 from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
@@ -69,12 +68,24 @@ class Agent:
     make_table: MakeSurrogateTable = make_surrogate_table
     policies: PolicyRunner = field(default_factory=SandboxRunner)
     clock: Clock = field(default_factory=WallClock)
-    prices: Prices = field(default_factory=lambda: list_prices())
+    server: LlmServer | None = None
+    """The state of the provider's server; by default a new one, which takes the server to answer."""
     _running_turn: tuple[int, Turn] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._output_tokens = self.options.max_output_tokens
+        if self.server is None:
+            self.server = LlmServer(self.provider, find_price(self.provider.name), self.clock)
+
+    @property
+    def watched(self) -> LlmServer:
+        """The server."""
+        assert self.server is not None
+        return self.server
 
     def limit_reached(self, view: SearchView) -> str | None:
         """Return the limit that earlier turns have reached, in words; None if none."""
-        return self._limits(view).reached(total_cost(past_turns(view.events)))
+        return self._limits(view).reached(total_cost(view.events))
 
     def _limits(self, view: SearchView) -> LlmLimits:
         """The limits of the search's start, or those that `resume` has set since."""
@@ -120,11 +131,12 @@ class Agent:
             make_table=self.make_table,
             extension=make_extension(view, self.extender),
         )
-        prompt_input, settings = self._gather(handlers, slots, store, standing), self._settings(view, number)
+        prompt_input, settings = self._gather(handlers, slots, store, standing), self._settings(view)
         try:
             turn = Turn(self.provider, handlers, prompt_input, self.options, settings)
             self._running_turn = (number, turn)
             result = turn.run()
+            self._output_tokens = turn.max_output_tokens
         finally:
             self._running_turn = None
         version = store.add(result.decision.program) if result.decision and result.decision.program else None
@@ -136,15 +148,14 @@ class Agent:
             write_record(turn_path(self.folder, number), record)
         return _make_outcome(view, number, result, version, self.options.mode, continues)
 
-    def _settings(self, view: SearchView, number: int) -> TurnSettings:
+    def _settings(self, view: SearchView) -> TurnSettings:
         return TurnSettings(
             clock=self.clock,
-            jitter=random.Random(f"{view.seed}/{number}"),
-            price=self.prices.find(self.provider.name),
+            price=self.watched.price,
             limits=self._limits(view),
-            spent=total_cost(past_turns(view.events)),
+            spent=total_cost(view.events),
             retry=self.options.retry,
-            max_output_tokens=self.options.max_output_tokens,
+            max_output_tokens=self._output_tokens,
             max_seconds=self.options.max_turn_s,
         )
 
@@ -157,6 +168,8 @@ class Agent:
             offers=handlers.extension.record.offers,
             overrules_left=handlers.overrules_left,
             standing=standing,
+            max_submitted=handlers.max_submitted,
+            can_revise=handlers.can_revise,
         )
         if self.options.mode != LlmMode.POLICY:
             return prompt_input
@@ -176,25 +189,26 @@ class Agent:
 
 
 def make_agent(
-    spec: str,
+    server: LlmServer,
     *,
     options: AgentOptions,
+    timeout_s: float,
     folder: Path,
     evidence: EvidenceSource,
     explain: Explain | None,
     extender: SpaceExtender | None = None,
 ) -> Agent:
-    """The agent of `--llm SPEC`, with its key from the environment; raises UserError for a wrong spec or key."""
+    """The agent that asks that server, an answer within `timeout_s`."""
     if options.seed_policy is not None and options.seed_program is None:
         find_code("policies", options.seed_policy, ".py")
-    timeout_s = read_timeout_s()
     return Agent(
-        provider=make_provider(parse_spec(spec), timeout_s=timeout_s),
+        provider=server.provider,
         options=replace(options, max_turn_s=max(options.max_turn_s, TURN_ANSWERS * timeout_s)),
         folder=folder,
         evidence=evidence,
         explain=explain,
         extender=extender,
+        server=server,
     )
 
 

@@ -21,7 +21,7 @@ class AgentOptions(PromptOptions):
     seed_program: str | None = None
     """Source of the first policy program, as it was when the search began."""
     retry: RetrySettings = field(default_factory=RetrySettings)
-    max_output_tokens: int = 4096
+    max_output_tokens: int = 16_384
     max_turn_s: float = 600.0
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
@@ -21,9 +21,8 @@ from cclsearch.propose.agent.prompt.prompt import (
     write_turn_prompt,
 )
 from cclsearch.propose.agent.prompt.quoting import clip_bytes, quote_line, redact_strings
-from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price, price_usage
-from cclsearch.propose.agent.providers.kind import PROVIDERS
-from cclsearch.propose.agent.providers.parse import MAX_CALLS, find_call_in_text
+from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price, cost_of, largest_cost
+from cclsearch.propose.agent.providers.parse import MAX_CALLS, find_call_in_text, settle_calls
 from cclsearch.propose.agent.providers.retry import Clock, RetrySettings, ask_with_retries
 from cclsearch.propose.agent.providers.types import (
     Answer,
@@ -36,6 +35,7 @@ from cclsearch.propose.agent.providers.types import (
     StopReason,
     ToolCall,
     ToolResult,
+    Usage,
 )
 from cclsearch.propose.agent.tools.lookups import MAX_REPLY_BYTES
 from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
@@ -51,8 +51,17 @@ MAX_ID = 48
 """Characters of a call's identifier that are kept."""
 LEFT_OUT = "(left out: size limit)"
 UNANSWERED = "not answered, because what they show has changed: {names}. Send these look-ups again if you need them"
-MAX_OUTPUT_TOKENS = 16_384
-"""Tokens of one answer after answers that were cut off, for models that may reason before they answer."""
+START_OUTPUT_TOKENS = 16_384
+"""Limit on the tokens of one answer at the start of a search: a model thinks before it decides."""
+MAX_OUTPUT_TOKENS = 65_536
+"""The same after answers that were cut off."""
+MIN_OUTPUT_TOKENS = 2_048
+"""Output tokens for which money must be left before a request."""
+MAX_PAUSES = 5
+"""Answers of a turn that the provider interrupted and that are continued."""
+KEPT_BYTES = 3 * MAX_PROMPT_BYTES
+"""Size of a conversation with the model's own blocks. Shortened, its blocks would no longer fit it, and be refused;
+models that give such blocks read far more than this."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +128,12 @@ class TurnSettings:
     """The clock, limits and prices of a turn."""
 
     clock: Clock
-    jitter: random.Random
     price: Price | None = None
     limits: LlmLimits = field(default_factory=LlmLimits)
     spent: Cost = field(default_factory=Cost)
     """Cost of earlier turns."""
     retry: RetrySettings = field(default_factory=RetrySettings)
-    max_output_tokens: int = 4096
+    max_output_tokens: int = START_OUTPUT_TOKENS
     max_seconds: float = 600.0
     """Time limit of a turn, after which no further request starts."""
 
@@ -144,16 +152,14 @@ class Turn:
         self._provider = provider
         self._handlers = handlers
         can_extend = bool(handlers.extension.record.offers)
-        self._tools = make_toolset(
-            *(prompt_input.view, options.mode, handlers.max_submitted),
-            can_extend=can_extend,
-            can_revise=handlers.can_revise,
-        )
+        self._tools = make_toolset(prompt_input.view, options.mode, can_extend=can_extend)
         self.prompt = write_turn_prompt(prompt_input, self._tools, options)
         self._settings = settings
         self._messages: list[Message] = [Message(role=Role.USER, text=self.prompt.user)]
         self._lookups = 0
-        self._max_output_tokens = settings.max_output_tokens
+        self.max_output_tokens = settings.max_output_tokens
+        """The limit on the tokens of an answer; it grows if answers are cut off, and the next turn begins with it."""
+        self._pauses = 0
         self._ids: set[str] = set()
         self._result = TurnResult(None, None, Cost())
         self._started_s = settings.clock.now_s()
@@ -186,32 +192,42 @@ class Turn:
 
     def _exchange(self) -> None:
         self._shrink()
-        request = self._request_of(self._messages)
+        request, settings = self._request_of(self._messages), self._settings
+        try:
+            request = settings.limits.fit(
+                request, settings.spent + self._result.cost, settings.price, MIN_OUTPUT_TOKENS
+            )
+        except ValueError as error:
+            self._result.stall = Stall("limit", f"a limit is reached: {error}", is_temporary=False)
+            return
         answer = self._ask(request)
         if answer is None:
+            return
+        if answer.stop is StopReason.PAUSED and answer.kept and self._pauses < MAX_PAUSES:
+            self._pauses += 1
+            self._messages.append(Message(role=Role.ASSISTANT, text=_echo(answer.text), kept=answer.kept))
             return
         if answer.stop is StopReason.FILTERED:
             self._result.stall = Stall("content filter", "the provider's content filter stopped the answer")
             return
-        problem = self._problem(answer)
-        calls = answer.calls
+        problem = self._problem(answer, request.max_output_tokens)
+        calls = settle_calls(answer.calls, request.tools)
         if not calls and not problem:
-            written = find_call_in_text(answer.text, {tool.name for tool in request.tools})
+            written = find_call_in_text(answer.text, request.tools)
             calls = (written,) if written else ()
         if problem or not calls:
             fault, text = problem or ("no call", "you called no tool; call one")
-            self._append(Role.ASSISTANT, _echo(answer.text) or "(nothing)")
+            # the provider's own blocks of a cut answer, or with a call that gets no result, would be refused
+            kept = answer.kept if not problem and _is_whole(answer, ()) else ()
+            self._append(Role.ASSISTANT, _echo(answer.text) or "(nothing)", kept)
             self._correct(fault, text)
             return
-        self._take_calls(answer.text, self._unique(calls[:MAX_CALLS]))
+        unique = self._unique(calls[:MAX_CALLS])
+        self._take_calls(answer.text, unique, answer.kept if _is_whole(answer, unique) else ())
 
-    def _problem(self, answer: Answer) -> tuple[str, str] | None:
+    def _problem(self, answer: Answer, limit: int) -> tuple[str, str] | None:
         if answer.stop is StopReason.TRUNCATED:
-            limit = self._max_output_tokens
-            kind = PROVIDERS.find(self._provider.name.split(":")[0])
-            if kind is not None and kind.may_reason:
-                # A reasoning model may need more tokens to reach its answer; a self-hosted server may not have more.
-                self._max_output_tokens = min(2 * limit, MAX_OUTPUT_TOKENS)
+            self.max_output_tokens = min(max(2 * limit, self.max_output_tokens), MAX_OUTPUT_TOKENS)
             return (
                 "truncated",
                 f"your answer was cut off after {limit} tokens: answer again, briefly, with one tool call",
@@ -228,25 +244,27 @@ class Turn:
     def _ask(self, request: CompletionRequest) -> Answer | None:
         settings, result = self._settings, self._result
         try:
-            answer = ask_with_retries(
-                self._provider, request, clock=settings.clock, settings=settings.retry, jitter=settings.jitter
-            )
+            answer = ask_with_retries(self._provider, request, clock=settings.clock, settings=settings.retry)
         except ProviderError as error:
-            result.cost = result.cost + Cost(requests=1)
+            # An answer that did not arrive may have to be paid all the same.
+            lost = largest_cost(request, settings.price) if error.may_have_cost else Cost(requests=1)
+            result.cost = result.cost + lost.model_copy(update={"usage": Usage()})
             kind, text = error.kind.value.replace("_", " "), one_line(redact(error.message), 300)
             result.exchanges.append(Exchange(None, error.kind, text, request.num_bytes, self._elapsed_s()))
-            if error.kind in {ErrorKind.MALFORMED, ErrorKind.TOO_LARGE}:
+            if error.kind.is_answer:
                 self._correct(kind, f"your answer could not be read: {quote_line(text)}. Be brief")
+            elif error.kind is ErrorKind.FILTERED:
+                result.stall = Stall("content filter", f"the provider's content filter refused the request ({text})")
             else:
                 result.stall = Stall("provider", f"the provider failed ({kind}: {text})", error.kind.is_temporary)
             return None
         result.exchanges.append(Exchange(answer, request_bytes=request.num_bytes, at_s=self._elapsed_s()))
-        result.cost = result.cost + Cost(usage=answer.usage, usd=price_usage(answer.usage, settings.price), requests=1)
+        result.cost = result.cost + cost_of(answer.usage, settings.price)
         return answer
 
-    def _take_calls(self, text: str, calls: Sequence[ToolCall]) -> None:
+    def _take_calls(self, text: str, calls: Sequence[ToolCall], kept: tuple[dict[str, Any], ...]) -> None:
         echoed = tuple(_echo_call(call, MAX_CALLS_BYTES // len(calls)) for call in calls)
-        answer = Message(role=Role.ASSISTANT, text=_echo(text), calls=echoed)
+        answer = Message(role=Role.ASSISTANT, text=_echo(text), calls=echoed, kept=kept)
         max_bytes = self._max_reply_bytes(answer)
         replies: list[tuple[ToolCall, ToolReply]] = []
         for call in calls:
@@ -312,12 +330,12 @@ class Turn:
         self._result.stall = Stall(fault, describe_faults(self._result.faults, text))
         return True
 
-    def _append(self, role: Role, text: str) -> None:
+    def _append(self, role: Role, text: str, kept: tuple[dict[str, Any], ...] = ()) -> None:
         last = self._messages[-1]
         if last.role is role:
-            self._messages[-1] = last.model_copy(update={"text": f"{last.text}\n{text}"})
+            self._messages[-1] = last.model_copy(update={"text": f"{last.text}\n{text}", "kept": last.kept + kept})
         else:
-            self._messages.append(Message(role=role, text=text))
+            self._messages.append(Message(role=role, text=text, kept=kept))
 
     def _request_of(self, messages: Sequence[Message]) -> CompletionRequest:
         """The request with these messages; system and tools stay the same, so that the provider can cache them."""
@@ -325,7 +343,7 @@ class Turn:
             system=self.prompt.system,
             messages=tuple(messages),
             tools=self._tools,
-            max_output_tokens=self._max_output_tokens,
+            max_output_tokens=self.max_output_tokens,
         )
 
     def _shrink(self) -> None:
@@ -343,7 +361,10 @@ class Turn:
             messages[-1] = _clipped(messages[-1], limit)
 
     def _excess(self) -> int:
-        return max(self._request_of(self._messages).num_bytes - MAX_PROMPT_BYTES, 0)
+        request = self._request_of(self._messages)
+        if any("type" in block for message in self._messages for block in message.kept):
+            return max(request.num_bytes - KEPT_BYTES, 0)
+        return max(request.num_bytes + request.num_kept_bytes - MAX_PROMPT_BYTES, 0)
 
     def _unique(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
         """The calls, each with an identifier that is unique in this turn."""
@@ -357,6 +378,16 @@ class Turn:
             self._ids.add(name)
             unique.append(call.model_copy(update={"id": name}))
         return unique
+
+
+def _is_whole(answer: Answer, calls: Sequence[ToolCall]) -> bool:
+    """Whether the provider's own blocks may go back in place of these calls: the same calls, and no secret in them."""
+    are_same = [(call.id, call.name) for call in calls] == [(call.id, call.name) for call in answer.calls]
+    are_same = are_same and all(call.arguments is not None for call in answer.calls)
+    # signatures and encrypted reasoning are opaque, so by chance they may look like a secret
+    opaque = {"signature", "encrypted_content", "data"}
+    words = json.dumps([{name: value for name, value in block.items() if name not in opaque} for block in answer.kept])
+    return are_same and redact(words) == words
 
 
 def describe_faults(faults: Sequence[str], text: str) -> str:
@@ -395,7 +426,8 @@ def _echo_call(call: ToolCall, limit_bytes: int) -> ToolCall:
 def _shrunk(message: Message) -> Message:
     calls = tuple(call.model_copy(update={"arguments": {}}) for call in message.calls)
     results = tuple(result.model_copy(update={"text": LEFT_OUT}) for result in message.results)
-    return message.model_copy(update={"results": results, "calls": calls, "text": clip_bytes(message.text, 400)})
+    text = clip_bytes(message.text, 400)
+    return message.model_copy(update={"results": results, "calls": calls, "text": text, "kept": ()})
 
 
 def _clipped(message: Message, limit_bytes: int) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cclsearch.core.errors import UserError
 from cclsearch.propose.base import PROPOSERS, Proposer, ProposerContext, ProposerRole
 
 
@@ -27,9 +28,14 @@ class LlmStrategy:
             raise ValueError(f"the strategy {self.name!r} needs an LLM")
         if llm.missing_key:
             return NoLlmProposer(sampler, f"{llm.missing_key} is not set")
+        try:
+            agent = llm.make_agent()
+        except UserError as error:
+            # `run` refuses it before it begins; a night and a resume lose nothing by going on
+            return NoLlmProposer(sampler, str(error))
         rules = ArbiterSettings() if self.num_seeds is None else ArbiterSettings(num_seeds=self.num_seeds)
         return Arbiter(
-            llm.make_agent(),
+            agent,
             sampler,
             strategy=self.name,
             parallel=context.parallel,

@@ -20,10 +20,11 @@ from cclsearch.propose.agent.arbiter.rules import (
     overrules_left,
 )
 from cclsearch.propose.agent.arbiter.seeds import propose_seed
-from cclsearch.propose.agent.arbiter.states import NO_KEY, next_trial, read_state, write_move
+from cclsearch.propose.agent.arbiter.states import NO_KEY, PROVIDER, next_trial, read_state, write_move
 from cclsearch.propose.agent.background import start_in_background
 from cclsearch.propose.agent.memory.history import drop_decision
 from cclsearch.propose.agent.prompt.surrogate_table import best_observation
+from cclsearch.propose.agent.server import ServerState
 from cclsearch.propose.agent.tools.configs import format_config
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.propose.bayes.prior_hints import without_guesses
@@ -77,7 +78,7 @@ class Arbiter(Proposer):
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Up to `count` new configurations; empty only if none is left or the search is finished."""
         self._ending = None
-        view = self._collect_stale_turn(view)
+        view = self._add_reports(self._collect_stale_turn(view))
         view = self._resume_llm(view)
         view = replace(view, llm_rows=find_llm_rows(view))
         proposals: list[Proposal] = []
@@ -85,6 +86,7 @@ class Arbiter(Proposer):
             state = read_state(view)
             before = len(self._events)
             proposals = self._act(view, state, count)
+            self._events += self._agent.watched.take_reports()
             new_events = tuple(self._events[before:])
             if proposals or self._ending or not any(map(_asks_again, new_events)):
                 break
@@ -99,6 +101,7 @@ class Arbiter(Proposer):
     def close(self) -> None:
         """See `Proposer`: records the cost of a turn in the background, and does not wait for its decision."""
         for _ in range(2):
+            self._events += self._agent.watched.take_reports()
             if self._background is None:
                 return
             outcome = self._collect(STOPPED_S if self._is_stopped() else CLOSE_S)
@@ -119,6 +122,8 @@ class Arbiter(Proposer):
                 return self._act_seeds(view, state, count)
             case ArbiterPhase.LLM | ArbiterPhase.FINISHED:
                 return self._act_llm(view, state, count)
+            case ArbiterPhase.FALLBACK if state.cause == PROVIDER:
+                return self._act_without_server(view, state, count)
             case ArbiterPhase.FALLBACK if next_trial(view) - state.since_trial >= state.explore:
                 self._move(
                     view, state, ArbiterPhase.LLM, "return", f"the fallback chose {count_of(state.explore, 'trial')}"
@@ -147,14 +152,30 @@ class Arbiter(Proposer):
         if reached:
             self._move(view, self._as_llm(state), ArbiterPhase.OFF, "limit", f"a limit is reached: {reached}")
             return []
+        server = self._agent.watched
+        if self._background is None and server.state is not ServerState.UP:
+            self._suspend_llm(view, state, PROVIDER, server.reason, is_temporary=server.state is ServerState.DOWN)
+            return []
         outcome = self._run_turn(view, count)
         if outcome is None:
             return [] if self._is_stopped() else self._propose_fallback(view, count)
         return self._use(view, state, outcome, count)
 
+    def _act_without_server(self, view: SearchView, state: ArbiterState, count: int) -> list[Proposal]:
+        """The fallback's proposals while the server does not answer; it is asked again beside the trials."""
+        server = self._agent.watched
+        answers = server.poll()
+        if answers is ServerState.DOWN:
+            return self._propose_fallback(view, count)
+        phase = ArbiterPhase.LLM if answers is ServerState.UP else ArbiterPhase.OFF
+        self._move(view, state, phase, PROVIDER, server.reason or "the server answers")
+        return []
+
     def _use(self, view: SearchView, state: ArbiterState, outcome: TurnOutcome, count: int) -> list[Proposal]:
         self._events.append(outcome.event)
         if outcome.stall:
+            if outcome.stall.cause == PROVIDER and outcome.stall.is_temporary:
+                self._agent.watched.fail(outcome.stall.text)
             self._suspend_llm(
                 view, state, outcome.stall.cause, outcome.stall.text, is_temporary=outcome.stall.is_temporary
             )
@@ -217,6 +238,11 @@ class Arbiter(Proposer):
         after = ArbiterState(ArbiterPhase.LLM, next_trial(view), "resume", "the search was resumed", 0, state.stalls)
         return self._add_event(view, write_move(state, after))
 
+    def _add_reports(self, view: SearchView) -> SearchView:
+        reports = self._agent.watched.take_reports()
+        self._events += reports
+        return replace(view, events=(*view.events, *reports)) if reports else view
+
     def _add_event(self, view: SearchView, event: ProposerEvent) -> SearchView:
         self._events.append(event)
         return replace(view, events=(*view.events, event))
@@ -253,6 +279,9 @@ class Arbiter(Proposer):
         state = self._as_llm(state)
         if not is_temporary:
             self._move(view, state, ArbiterPhase.OFF, cause, reason)
+            return
+        if cause == PROVIDER:
+            self._move(view, state, ArbiterPhase.FALLBACK, cause, f"{reason}; it is asked again later")
             return
         since = [trial for trial in find_llm_trials(view) if trial.observation.trial >= state.since_trial]
         stalls = 0 if any(trial.improved for trial in since) else state.stalls

@@ -29,6 +29,8 @@ ALLOWED = {
 # A later session with the key ignores it.
 NO_KEY = "no key"
 """The cause of `off` in a session without a key."""
+PROVIDER = "provider"
+"""The cause of `fallback` while the LLM's server does not answer, and of `off` if it stays so."""
 MAX_MOVES_SHOWN = 30
 
 
@@ -61,5 +63,5 @@ def format_moves(events: Sequence[ReportedEvent]) -> list[str]:
     lines = [f"arbiter: {text}" for text in moves[-MAX_MOVES_SHOWN:]]
     if len(moves) > MAX_MOVES_SHOWN:
         lines.insert(0, f"arbiter: ({len(moves) - MAX_MOVES_SHOWN} earlier moves are in the ledger)")
-    turns = past_turns(events)
-    return [*lines, f"LLM: {count_of(len(turns), 'turn')}, {total_cost(turns).describe()}"] if turns else lines
+    turns, cost = past_turns(events), total_cost(events)
+    return [*lines, f"LLM: {count_of(len(turns), 'turn')}, {cost.describe()}"] if turns or cost.requests else lines

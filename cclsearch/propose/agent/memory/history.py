@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 from cclsearch.propose.base import Observation, ReportedEvent, SearchView
-from cclsearch.propose.events import ArbiterMove, ArbiterPhase, DecisionKind, LlmLimitsSet, LlmTurn
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, DecisionKind, LlmLimitsSet, LlmReport, LlmTurn
 
 
 def past_turns(events: Iterable[ReportedEvent]) -> list[LlmTurn]:
@@ -16,9 +16,9 @@ def past_turns(events: Iterable[ReportedEvent]) -> list[LlmTurn]:
     return [event for event in events if isinstance(event, LlmTurn)]
 
 
-def total_cost(turns: Iterable[LlmTurn]) -> Cost:
-    """The cost of all these turns."""
-    return sum((turn.cost for turn in turns), Cost())
+def total_cost(events: Iterable[ReportedEvent]) -> Cost:
+    """The cost of all turns and small requests among these events."""
+    return sum((event.cost for event in events if isinstance(event, LlmTurn | LlmReport)), Cost())
 
 
 def drop_decision(turn: LlmTurn, why: str) -> LlmTurn:

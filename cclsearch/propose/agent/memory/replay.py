@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,16 +91,17 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord) -> Replaye
         *(view, handlers.table, record.slots, shown, record.program, record.program_note, record.extension.offers),
         overrules_left=record.overrules_left,
         standing=record.standing,
+        max_submitted=record.max_submitted,
+        can_revise=handlers.can_revise,
     )
     options = PromptOptions(context.mode, context.anonymous, context.goal)
     recorded = _Recorded(record)
     settings = TurnSettings(
         clock=recorded,
-        jitter=random.Random(0),
         price=record.price,
         limits=record.limits,
         spent=record.spent,
-        retry=RetrySettings(max_tries=1),
+        retry=RetrySettings(longest_wait_s=-1, tries_again=0),
         max_seconds=record.max_seconds,
     )
     turn = Turn(recorded, handlers, prompt_input, options, settings)

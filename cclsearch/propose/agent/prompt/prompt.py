@@ -112,6 +112,10 @@ class PromptInput:
     """Credit: how many configurations that are not free may still be submitted."""
     standing: str = ""
     """The model's distance from a stall, in words."""
+    max_submitted: int = 1
+    """Configurations that the turn may submit."""
+    can_revise: bool = True
+    """Whether the turn may revise beliefs."""
 
 
 def write_turn_prompt(prompt_input: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
@@ -298,6 +302,8 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
     num_held, doubts = len(view.held_back), count_doubts_left(view)
     return [
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
+        f"this turn may submit at most {prompt_input.max_submitted}"
+        + "; no `revise` now" * (not prompt_input.can_revise),
         (
             f"after your stall: one configuration a turn, among those that are free ({FREE_MARK}), until one improves; "
             "what you send with `finish` counts in its check; beliefs sent with a submission count until the next stall"

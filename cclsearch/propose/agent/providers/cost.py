@@ -1,63 +1,18 @@
-"""The cost of turns in tokens, money and seconds, and the limits on it."""
+"""The cost of requests and turns in tokens, money and seconds, and the limits on it."""
 
 from __future__ import annotations
 
-import os
-from fnmatch import fnmatchcase
-from functools import lru_cache
-from pathlib import Path
+from typing import Any
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from cclsearch.core.errors import UserError
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.providers.types import Usage
+from cclsearch.propose.agent.providers.prices import Price as Price
+from cclsearch.propose.agent.providers.types import CompletionRequest, Usage
 
-PRICES_FILE = Path(__file__).with_name("prices.yaml")
-
-
-class Price(Model):
-    """US dollars per million tokens."""
-
-    model: str
-    """Pattern for `protocol:model`, with `*` for any part; the first match counts."""
-    input_usd: float = Field(ge=0)
-    output_usd: float = Field(ge=0)
-    cache_read_usd: float | None = Field(default=None, ge=0)
-    """None: the price of input."""
-    cache_write_usd: float | None = Field(default=None, ge=0)
-
-
-class Prices(Model):
-    """A price list and its date."""
-
-    as_of: str
-    note: str = ""
-    prices: tuple[Price, ...]
-
-    def find(self, name: str) -> Price | None:
-        """The price of `protocol:model`; None if the list does not contain it."""
-        return next((price for price in self.prices if fnmatchcase(name, price.model)), None)
-
-
-@lru_cache
-def load_prices(path: Path = PRICES_FILE) -> Prices:
-    """The price list; raises UserError that names the file and the field."""
-    try:
-        return Prices.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"price list {str(path)!r} cannot be read: {error}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"price list {str(path)!r}, field {where!r}: {first['msg']}") from None
-
-
-def prices_path() -> Path:
-    """The price list in use: `CCL_SEARCH_PRICES`, or the shipped one."""
-    given = os.environ.get("CCL_SEARCH_PRICES")
-    return Path(given) if given else PRICES_FILE
+# Text of many numbers has more tokens than prose: 2.5 bytes each were seen.
+MAX_PER_BYTE = 0.5
+"""Most tokens that a byte of a request may have."""
 
 
 class Cost(Model):
@@ -68,6 +23,8 @@ class Cost(Model):
     """None if the model's price is unknown."""
     seconds: float = 0.0
     requests: int = 0
+    is_assumed: bool = False
+    """Whether the dollars rest on an assumed price, or on an assumed use of a request that was not answered."""
 
     def __add__(self, other: Cost) -> Cost:
         usd = None if self.usd is None or other.usd is None else self.usd + other.usd
@@ -76,6 +33,7 @@ class Cost(Model):
             usd=usd,
             seconds=self.seconds + other.seconds,
             requests=self.requests + other.requests,
+            is_assumed=self.is_assumed or other.is_assumed,
         )
 
     def describe(self) -> str:
@@ -84,23 +42,34 @@ class Cost(Model):
 
     def describe_spent(self) -> str:
         """`12,300 tokens, $0.0410`."""
-        usd = "price unknown" if self.usd is None else f"${self.usd:.4f}"
+        assumed = " (assumed)" if self.is_assumed else ""
+        usd = "price unknown" if self.usd is None else f"${self.usd:.4f}{assumed}"
         estimated = " (estimated)" if self.usage.is_estimated else ""
         return f"{self.usage.total:,} tokens{estimated}, {usd}"
 
 
-def price_usage(usage: Usage, price: Price | None) -> float | None:
-    """Price of these tokens in US dollars; None if the price is unknown."""
+def cost_of(usage: Usage, price: Price | None) -> Cost:
+    """The cost of one request with that usage; its dollars are None if the price is unknown."""
     if price is None:
-        return None
+        return Cost(usage=usage, usd=None, requests=1)
     read = price.input_usd if price.cache_read_usd is None else price.cache_read_usd
     write = price.input_usd if price.cache_write_usd is None else price.cache_write_usd
-    return (
+    usd = (
         usage.input_tokens * price.input_usd
         + usage.output_tokens * price.output_usd
         + usage.cache_read_tokens * read
         + usage.cache_write_tokens * write
     ) / 1e6
+    return Cost(usage=usage, usd=usd, requests=1, is_assumed=price.is_assumed)
+
+
+def largest_cost(request: CompletionRequest, price: Price | None) -> Cost:
+    """The most that a request can cost: all its bytes as tokens that are written to a cache, and the whole output."""
+    num_input = int((request.num_bytes + request.num_kept_bytes) * MAX_PER_BYTE) + 1
+    cached = price is not None and (price.cache_write_usd or 0.0) > price.input_usd
+    inputs: dict[str, Any] = {"cache_write_tokens" if cached else "input_tokens": num_input}
+    usage = Usage(output_tokens=request.max_output_tokens, is_estimated=True, **inputs)
+    return cost_of(usage, price).model_copy(update={"is_assumed": True})
 
 
 class LlmLimits(Model):
@@ -116,3 +85,20 @@ class LlmLimits(Model):
         if self.max_usd is not None and spent.usd is not None and spent.usd >= self.max_usd:
             return f"${spent.usd:.4f} of ${self.max_usd:g} is spent"
         return None
+
+    def fit(self, request: CompletionRequest, spent: Cost, price: Price | None, min_output: int) -> CompletionRequest:
+        """Return the request with as many output tokens as the money left pays for in any case.
+
+        Raises ValueError, which says so, if that is less than `min_output`.
+        """
+        if self.max_usd is None or price is None or spent.usd is None:
+            return request
+        left = self.max_usd - spent.usd
+        no_output = largest_cost(request.model_copy(update={"max_output_tokens": 0}), price).usd or 0.0
+        affordable = request.max_output_tokens
+        if price.output_usd:
+            affordable = min(affordable, int((left - no_output) * 1e6 / price.output_usd))
+        if affordable < min(min_output, request.max_output_tokens) or left <= 0:
+            rest = "and the next request may cost more than is left"
+            raise ValueError(f"${spent.usd:.4f} of ${self.max_usd:g} is spent, {rest}")
+        return request.model_copy(update={"max_output_tokens": affordable})

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import os
+import socket
+import ssl
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
+from cclsearch.core.errors import UserError
+from cclsearch.core.offline import is_local_host
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.background import start_in_background
+from cclsearch.propose.agent.providers.errors import read_status_error
 from cclsearch.propose.agent.providers.types import ErrorKind, ProviderError
 
 # Far above any real answer.
@@ -20,29 +27,48 @@ MAX_ANSWER_BYTES = 4_000_000
 """Size of an answer from which the rest is not read."""
 CONNECT_S = 20.0
 """Maximum time to connect."""
+PROXY_NAMES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "https_proxy", "http_proxy", "all_proxy")
+CERTIFICATE_NAMES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+ENVIRONMENT_NAMES = (*PROXY_NAMES, *CERTIFICATE_NAMES, "NO_PROXY", "no_proxy")
+"""Variables that decide how the HTTP library connects."""
 
 
-def send(create: Callable[..., Any], body: Mapping[str, Any], timeout_s: float) -> bytes:
+@dataclass(frozen=True)
+class RawAnswer:
+    """The bytes of an answer with a good status."""
+
+    content: bytes
+    headers: Mapping[str, str]
+
+
+def send(create: Callable[..., Any], body: Mapping[str, Any], timeout_s: float) -> RawAnswer:
     """The answer of an SDK's `create` to that body; raises ProviderError, also if it takes longer than the timeout.
 
     An HTTP library bounds each read, but not a server that sends headers slowly, nor a resolver that hangs. A late
     request is abandoned in its daemon thread.
     """
-    answer = start_in_background(lambda: bytes(create(**body).http_response.content), "llm-request")
+
+    def exchange() -> RawAnswer:
+        response = create(**body).http_response
+        response.read()  # also of a stream: it is bounded, and read as a whole
+        return RawAnswer(bytes(response.content), {k.lower(): v for k, v in response.headers.items()})
+
+    answer = start_in_background(exchange, "llm-request")
     max_s = timeout_s + min(CONNECT_S, timeout_s)
     wait([answer], max_s)
     if not answer.done():
-        raise ProviderError(ErrorKind.TIMEOUT, f"the answer was not complete after {max_s:g} s")
+        raise ProviderError(ErrorKind.TIMEOUT, f"the answer was not complete after {max_s:g} s", may_have_cost=True)
     try:
         return answer.result()
     except Exception as error:  # the SDK's own errors, and those that its HTTP library does not wrap
         raise to_provider_error(error) from None
 
 
-def make_http_client(default_client: Any, *, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> Any:
-    """Return an SDK's own HTTP client, with bounded answers.
+def make_http_client(default_client: Any, address: str, *, timeout_s: float, max_bytes: int = MAX_ANSWER_BYTES) -> Any:
+    """Return an SDK's own HTTP client for that address, with bounded answers.
 
-    `default_client` is `anthropic.DefaultHttpxClient` or `openai.DefaultHttpxClient`.
+    `default_client` is `anthropic.DefaultHttpxClient` or `openai.DefaultHttpxClient`. Raises UserError that names the
+    environment variable if the HTTP library cannot use a proxy or a certificate of the environment.
     """
     # The HTTP library below it differs between releases, so it is read from the class.
     base = next(cls for cls in default_client.__mro__ if cls.__module__.split(".")[0].startswith("httpx"))
@@ -61,9 +87,11 @@ def make_http_client(default_client: Any, *, timeout_s: float, max_bytes: int = 
                     chunk = _unpacked(self._unpack, chunk, max_bytes + 1)
                 seen += len(chunk)
                 if seen > max_bytes:
-                    raise ProviderError(ErrorKind.TOO_LARGE, f"the answer is longer than {max_bytes:,} bytes")
+                    text = f"the answer is longer than {max_bytes:,} bytes"
+                    raise ProviderError(ErrorKind.TOO_LARGE, text, may_have_cost=True)
                 if time.monotonic() > self._deadline_s:
-                    raise ProviderError(ErrorKind.TIMEOUT, f"the answer was not complete after {timeout_s:g} s")
+                    text = f"the answer was not complete after {timeout_s:g} s"
+                    raise ProviderError(ErrorKind.TIMEOUT, text, may_have_cost=True)
                 yield chunk
 
         def close(self) -> None:
@@ -80,11 +108,50 @@ def make_http_client(default_client: Any, *, timeout_s: float, max_bytes: int = 
         response.headers.pop("content-encoding", None)
         response.stream = BoundedStream(response.stream, time.monotonic() + timeout_s, encoding != "identity")
 
-    return default_client(
-        timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
-        event_hooks={"request": [ask_plain], "response": [bound]},
-        follow_redirects=False,
-    )
+    options: dict[str, Any] = {
+        "timeout": httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
+        "event_hooks": {"request": [ask_plain], "response": [bound]},
+        "follow_redirects": False,
+    }
+    if is_local_host(urlsplit(address).hostname or ""):
+        # No proxy reaches this machine's own loopback.
+        options |= {"transport": httpx.HTTPTransport(trust_env=False), "trust_env": False}
+    try:
+        return default_client(**options)
+    except Exception as error:
+        raise _explain_environment(error) from None
+
+
+def _explain_environment(error: Exception) -> UserError:
+    """Return the UserError for a client that cannot be made: it names the variable that the library stumbled over."""
+    text = one_line(redact(str(error)), 200)
+    named = {name: os.environ[name].strip() for name in ENVIRONMENT_NAMES if os.environ.get(name, "").strip()}
+    without = "; or search without the LLM: --llm none"
+    certificates = [name for name in CERTIFICATE_NAMES if name in named]
+    if certificates and isinstance(error, OSError | ssl.SSLError):
+        return UserError(f"{certificates[0]}={named[certificates[0]]}: {text}; name a readable PEM file{without}")
+    proxies = {name: value for name, value in named.items() if name in PROXY_NAMES}
+    socks = [name for name, value in proxies.items() if value.lower().startswith("socks")]
+    if isinstance(error, ImportError) and socks:
+        return UserError(f"{socks[0]} is a SOCKS proxy: install `pip install socksio`, or unset it{without}")
+    wrong = [name for name, value in proxies.items() if not _is_proxy(value)]
+    excluded = [name for name in ("NO_PROXY", "no_proxy") if name in named]
+    if wrong:
+        return UserError(f"{wrong[0]} is not the address of a proxy ({text}): write http://HOST:PORT{without}")
+    if excluded:
+        entries = [entry for entry in named[excluded[0]].split(",") if entry.count(":") > 1]
+        entry = f", probably at {', '.join(entries)}" if entries else ""
+        return UserError(f"{excluded[0]} cannot be read{entry} ({text}): leave such entries out{without}")
+    names = ", ".join(named) or "the environment"
+    return UserError(f"the HTTP client of the LLM cannot be made ({text}): check {names}{without}")
+
+
+def _is_proxy(value: str) -> bool:
+    try:
+        parts = urlsplit(value if "://" in value else f"http://{value}")
+        return parts.scheme in {"http", "https", "socks5", "socks5h"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _unpacked(unpack: Any, chunk: bytes, max_bytes: int) -> bytes:
@@ -97,92 +164,60 @@ def _unpacked(unpack: Any, chunk: bytes, max_bytes: int) -> bytes:
 
 def to_provider_error(error: Exception) -> ProviderError:
     """The ProviderError for an SDK's exception; both SDKs use the same class names, and `status_code`."""
-    root: BaseException = error
-    while not isinstance(root, ProviderError) and root.__cause__ is not None:
-        root = root.__cause__
-    if isinstance(root, ProviderError):
-        return root
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ is not None and len(chain) < 20:
+        chain.append(chain[-1].__cause__)
+    for part in chain:
+        if isinstance(part, ProviderError):
+            return part
+        # the standard library's own errors say most, and stand below the HTTP library's as its context
+        if part.__context__ is not None and part.__cause__ is None and len(chain) < 20:
+            chain.append(part.__context__)
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
-        return _of_status(status, _server_message(error), error)
-    name = type(error).__name__
-    if "Timeout" in name:
-        return ProviderError(ErrorKind.TIMEOUT, "no answer in time")
-    if "Connection" in name:
-        why = f": {_safe(root)}" if root is not error and str(root) else ""
-        return ProviderError(ErrorKind.CONNECTION, f"the connection failed or was cut{why}")
-    return ProviderError(ErrorKind.MALFORMED, f"{name}: {_safe(error)}")
+        response = getattr(error, "response", None)
+        headers = {str(k).lower(): str(v) for k, v in dict(getattr(response, "headers", {})).items()}
+        return read_status_error(status, _content_of(response), headers)
+    return _read_connection_error(error, chain)
 
 
-def find_error(body: Mapping[str, Any]) -> ProviderError | None:
-    """Return the error in a body with status 200; None if none."""
-    # Gateways send such a body if the server behind them failed.
-    found = body.get("error")
-    if not found or body.get("choices") or body.get("content"):
-        return None
-    code = found.get("code") if isinstance(found, Mapping) else None
-    status = int(code) if isinstance(code, int | str) and str(code).isdigit() and len(str(code)) == 3 else 500
-    return _of_status(max(status, 400), one_line(redact(_message_in(body)), 200), None)
+def _content_of(response: Any) -> bytes:
+    try:
+        return bytes(response.read())
+    except Exception:  # the body was cut, or is longer than its bound: the status says enough
+        return b""
 
 
-def _of_status(status: int, message: str, error: Exception | None) -> ProviderError:
-    codes = {str(getattr(error, name, "")) for name in ("code", "type")}
-    kind = _kind_of_status(status, f"{message} {' '.join(sorted(codes))}")
-    hint = ""
-    if 300 <= status < 400:
-        hint = " (the server redirects, which is not followed: use the final address)"
-    elif kind is ErrorKind.UNKNOWN_MODEL and "model" not in message.lower():
-        hint = " (unknown path or model: is the address right, with its /v1?)"
-    shown = "" if message == str(status) else f": {message}"
-    return ProviderError(kind, f"HTTP {status}{shown}{hint}", _retry_after_s(error))
-
-
-def _server_message(error: Exception) -> str:
-    """Return the server's message, which not every SDK repeats; the SDK's own message if the server sent none."""
-    message = one_line(redact(_message_in(getattr(error, "body", None))), 300)
-    return message or _safe(error).removeprefix("Error code: ")
-
-
-def _message_in(body: object) -> str:
-    """The message in an error's body: `{"error": {"message": ...}}`, `{"detail": ...}`, `{"error": "..."}`, or text."""
-    if isinstance(body, Mapping):
-        return next((_message_in(body[key]) for key in ("error", "message", "detail", "msg") if body.get(key)), "")
-    if isinstance(body, list):
-        return "; ".join(_message_in(item) for item in body[:3])
-    return body[:2000] if isinstance(body, str) else ""
+def _read_connection_error(error: Exception, chain: list[BaseException]) -> ProviderError:
+    root = chain[-1]
+    why = f": {_safe(root)}" if root is not error and str(root) else ""
+    names = {cls.__name__ for part in chain for cls in type(part).__mro__}
+    words = " ".join(str(part) for part in chain)
+    if any(isinstance(part, socket.gaierror) for part in chain) or "Name or service not known" in words:
+        return ProviderError(ErrorKind.UNKNOWN_HOST, f"the host of the address is not known{why}")
+    if "CERTIFICATE_VERIFY_FAILED" in words:
+        remedy = "set SSL_CERT_FILE to the certificate of your proxy or server"
+        return ProviderError(ErrorKind.CERTIFICATE, f"the server's certificate is refused{why}; {remedy}")
+    if "WRONG_VERSION_NUMBER" in words or "record layer failure" in words or "HTTP_REQUEST" in words:
+        text = f"the server at the address does not speak TLS{why}: is it http:// in place of https://?"
+        return ProviderError(ErrorKind.NOT_AN_API, text)
+    if "ProxyError" in names:
+        proxies = [name for name in PROXY_NAMES if os.environ.get(name)]
+        return ProviderError(ErrorKind.CONNECTION, f"the proxy ({', '.join(proxies)}) refuses the connection{why}")
+    if "Timeout" in type(error).__name__:
+        is_sent = not names & {"ConnectTimeout", "PoolTimeout"}
+        return ProviderError(ErrorKind.TIMEOUT, "no answer in time", may_have_cost=is_sent)
+    if "LocalProtocolError" in names or any(isinstance(part, UnicodeEncodeError) for part in chain):
+        return ProviderError(ErrorKind.AUTHENTICATION, "the key has characters that no HTTP header may have")
+    if "RemoteProtocolError" in names and "illegal" in words.lower():
+        return ProviderError(ErrorKind.NOT_AN_API, f"the server at the address does not speak HTTP{why}")
+    if {"UnsupportedProtocol", "InvalidURL"} & names:
+        return ProviderError(ErrorKind.NOT_AN_API, f"the address is not a URL{why}")
+    if "Connection" in type(error).__name__ or {"TransportError", "OSError"} & names:
+        is_sent = not names & {"ConnectError", "ConnectionRefusedError"}
+        return ProviderError(ErrorKind.CONNECTION, f"the connection failed or was cut{why}", may_have_cost=is_sent)
+    return ProviderError(ErrorKind.MALFORMED, f"{type(error).__name__}: {_safe(error)}")
 
 
 def _safe(error: BaseException) -> str:
     return one_line(redact(str(error)), 300)
-
-
-def _kind_of_status(status: int, message: str) -> ErrorKind:
-    if status == 429:
-        # A used-up quota answers 429 too, and waiting does not help.
-        return ErrorKind.AUTHENTICATION if "insufficient_quota" in message else ErrorKind.RATE_LIMIT
-    if status in {401, 402, 403}:
-        return ErrorKind.AUTHENTICATION
-    if status == 404:
-        return ErrorKind.UNKNOWN_MODEL
-    if status == 529 or status == 503:
-        return ErrorKind.OVERLOADED
-    if status in {408, 409, 425, 504}:
-        return ErrorKind.TIMEOUT
-    return ErrorKind.SERVER if status >= 500 else ErrorKind.BAD_REQUEST
-
-
-def _retry_after_s(error: Exception | None) -> float | None:
-    """Seconds to wait according to the server; None if it gives none or an invalid value."""
-    from email.utils import parsedate_to_datetime
-
-    headers = getattr(getattr(error, "response", None), "headers", {})
-    ways: tuple[tuple[str, Callable[[str], float]], ...] = (
-        ("retry-after-ms", lambda given: float(given) * 0.001),
-        ("retry-after", float),
-        ("retry-after", lambda date: parsedate_to_datetime(date).timestamp() - time.time()),
-    )
-    for name, read_s in ways:
-        with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError):
-            seconds = read_s(headers[name])
-            return max(seconds, 0.0) if seconds == seconds and seconds != float("inf") else None
-    return None

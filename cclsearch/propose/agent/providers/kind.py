@@ -1,7 +1,7 @@
 """A kind of LLM provider: what stands before the colon in `--llm WORD:MODEL`. A package adds one of its own.
 
 from cclsearch.plugins import PROVIDERS
-from cclsearch.propose.agent.providers.cost import Price
+from cclsearch.propose.agent.providers.prices import Price
 from cclsearch.propose.agent.providers.kind import ProviderKind
 
 @PROVIDERS.register("acme")
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cclsearch.core.registry import Registry
 
 if TYPE_CHECKING:  # `--help` lists the providers, without what takes long to import
-    from cclsearch.propose.agent.providers.cost import Price, Prices
+    from cclsearch.propose.agent.providers.prices import Price
     from cclsearch.propose.agent.providers.types import Provider
 
 
@@ -40,8 +40,8 @@ class ProviderKind(ABC):
     """Environment variable with another URL, which its SDK reads."""
     is_url: ClassVar[bool] = False
     """Whether a URL, `http://HOST:PORT/v1#MODEL`, chooses it instead of its word."""
-    may_reason: ClassVar[bool] = False
-    """Whether a cut-off answer is requested again with a higher limit on its tokens."""
+    takes_effort: ClassVar[bool] = False
+    """Whether `make_provider` has a parameter `effort`, an `Effort` or None, for `--llm-effort`."""
     prices: ClassVar[tuple[Price, ...]] = ()
     """Prices of its models, by patterns such as `small-*`; a price list that names `WORD:MODEL` comes first."""
 
@@ -77,22 +77,3 @@ def describe_forms() -> str:
     """Return the valid forms of `--llm`: one per installed provider, and a URL."""
     words = ", ".join(f"{word}:MODEL" for word in list_kinds())
     return f"{words}, or the URL of an OpenAI-compatible server, http://HOST:PORT/v1#MODEL"
-
-
-def list_prices() -> Prices:
-    """The price list in use, then the prices that providers of other packages state."""
-    from cclsearch.propose.agent.providers.cost import load_prices, prices_path
-
-    listed = load_prices(prices_path())
-    stated = tuple(price for word in PROVIDERS.names() for price in PROVIDERS.get(word).list_prices())
-    return listed.model_copy(update={"prices": (*listed.prices, *stated)})
-
-
-def explain_unknown_price(model: str, max_usd: object) -> str | None:
-    """One line if `--max-usd` is set but the price of `protocol:model` is unknown, else None."""
-    if max_usd is None or list_prices().find(model) is not None:
-        return None
-    return (
-        f"--max-usd has no effect: the price of {model} is unknown (use --max-tokens, or set CCL_SEARCH_PRICES to a "
-        "price list)"
-    )

@@ -1,15 +1,16 @@
-"""Retries a request that may succeed later: rate limit, overload, timeout, cut connection; never a wrong key."""
+"""Asks again at once where that helps: after a cut connection, and after the wait that a rate limit names."""
 
 from __future__ import annotations
 
-import random
 import time
 from typing import Protocol
 
 import tenacity
 
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, Provider, ProviderError
+from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, Provider, ProviderError
+
+_AGAIN = {ErrorKind.SERVER, ErrorKind.OVERLOADED, ErrorKind.CONNECTION}
 
 
 class Clock(Protocol):
@@ -35,43 +36,43 @@ class WallClock:
 class RetrySettings(Model):
     """Limits on the tries of one request."""
 
+    longest_wait_s: float = 60.0
+    """Longest `Retry-After` for which the turn waits; for longer ones the fallback chooses meanwhile."""
     total_s: float = 180.0
-    """Seconds from the first try to the start of the last."""
-    first_wait_s: float = 1.0
-    max_wait_s: float = 60.0
-    max_tries: int = 8
+    """Seconds that one request may wait in all."""
+    again_s: float = 1.0
+    """Pause before another try after a failure of the server or the connection."""
+    tries_again: int = 1
+    """Such tries of one request."""
 
 
 def ask_with_retries(
-    provider: Provider, request: CompletionRequest, *, clock: Clock, settings: RetrySettings, jitter: random.Random
+    provider: Provider, request: CompletionRequest, *, clock: Clock, settings: RetrySettings
 ) -> Answer:
-    """The answer, after as many tries as the settings allow; raises the last ProviderError.
-
-    Waits double, with full jitter on their upper half. `Retry-After` is honored; if it asks for more time than is
-    left, the error is raised at once.
-    """
-    started_s = clock.now_s()
+    """The answer; raises the last ProviderError, at once if waiting is for the search to decide."""
+    waited = {"s": 0.0, "again": 0}
 
     def wait_s(state: tenacity.RetryCallState) -> float:
-        error = _error_of(state)
-        doubled = min(settings.first_wait_s * 2.0 ** (state.attempt_number - 1), settings.max_wait_s)
-        drawn = doubled * (0.5 + 0.5 * jitter.random())
-        return max(drawn, error.retry_after_s or 0.0) if error else drawn
+        error = state.outcome.exception() if state.outcome else None
+        named = error.retry_after_s if isinstance(error, ProviderError) else None
+        return settings.again_s if named is None else max(named, 0.1)
 
-    def is_over(state: tenacity.RetryCallState) -> bool:
-        used_s = clock.now_s() - started_s + state.upcoming_sleep
-        return state.attempt_number >= settings.max_tries or used_s > settings.total_s
+    def is_worth_it(error: BaseException) -> bool:
+        if not isinstance(error, ProviderError) or error.kind not in {*_AGAIN, ErrorKind.RATE_LIMIT}:
+            return False
+        named = error.retry_after_s
+        if named is None:
+            waited["again"] += 1
+            is_open = "refused" not in error.message.lower()  # else nothing listens there
+            return error.kind in _AGAIN and waited["again"] <= settings.tries_again and is_open
+        waited["s"] += named
+        return named <= settings.longest_wait_s and waited["s"] <= settings.total_s
 
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: isinstance(error, ProviderError) and error.kind.is_retried),
-        stop=is_over,
+        retry=tenacity.retry_if_exception(is_worth_it),
+        stop=tenacity.stop_never,
         wait=wait_s,
         sleep=clock.sleep,
         reraise=True,
     )
     return retrying(provider.ask, request)
-
-
-def _error_of(state: tenacity.RetryCallState) -> ProviderError | None:
-    error = state.outcome.exception() if state.outcome else None
-    return error if isinstance(error, ProviderError) else None

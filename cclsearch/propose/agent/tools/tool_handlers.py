@@ -71,7 +71,7 @@ class ToolHandlers(Lookups):
                 self._submit_policy if self.mode == LlmMode.POLICY else self._submit
             ),
             **({EXTEND_SPACE: self._extend} if self.extension.record.offers else {}),
-            **({REVISE: self._revise} if self.can_revise else {}),
+            REVISE: self._revise,
             "finish": self._finish,
         }
         if call.name not in handlers:
@@ -194,6 +194,9 @@ class ToolHandlers(Lookups):
         return ToolReply(text, decision=Decision(adds=wanted, why=why, refused=ignored, **lessons))
 
     def _revise(self, arguments: dict[str, Any]) -> ToolReply:
+        if not self.can_revise:
+            why = NOT_JUDGED if just_revised(self.view) else NOT_KEPT
+            raise CallError(f"{why}. Submit or finish", "revised twice")
         lessons, ignored = read_lessons(arguments, self.view)
         if not any(lessons.values()):
             why = "".join(f"; {text}" for text in ignored)

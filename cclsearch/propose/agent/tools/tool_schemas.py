@@ -33,10 +33,11 @@ def expected_fields(view: SearchView) -> dict[str, str]:
     return {f"expected_{view.primary.name}": view.primary.name, "expected_memory_gib": PEAK_MEMORY}
 
 
-def make_toolset(
-    view: SearchView, mode: LlmMode, max_submitted: int, *, can_extend: bool = False, can_revise: bool = True
-) -> tuple[ToolSpec, ...]:
-    """All tools of a turn, in a fixed order; the last are decisions."""
+def make_toolset(view: SearchView, mode: LlmMode, *, can_extend: bool = False) -> tuple[ToolSpec, ...]:
+    """All tools, in a fixed order; the last are decisions.
+
+    Nothing in them changes from turn to turn, so that the provider's cache hits: STATE says what a turn may do.
+    """
     config = config_schema(view.space)
     text = {"type": "string"}
     trial = {"type": "integer", "minimum": 1}
@@ -46,8 +47,9 @@ def make_toolset(
     expected = {name: {"type": "number"} for name in expected_fields(view)}
     refuted = {REFUTED_AT: {"type": "number", "description": WORDS["refuted_at"].format(unit=view.primary.unit)}}
     why = {"rationale": {**text, "description": "why, in a sentence"}}
-    item = _object({"config": config, **why, **expected}, refuted)
-    many = {"type": "array", "items": item, "minItems": 1, "maxItems": max_submitted}
+    # A model that is made to call at once still writes its reason before its choice.
+    item = _object({**why, "config": config, **expected}, refuted)
+    many = {"type": "array", "items": item, "minItems": 1}
     # the knobs' choices are in `submit` alone, and in the system prompt
     config = {"type": "object", "description": "every knob with one of its choices"}
     where = {"type": "object", "description": "knob -> list of the choices to keep"}
@@ -62,14 +64,13 @@ def make_toolset(
     }
     if mode == LlmMode.POLICY:
         parameters["submit_policy"] = _object(
-            {"program": text, "rationale": text, **expected}, {**refuted, **described}
+            {"rationale": text, "program": text, **expected}, {**refuted, **described}
         )
     else:
         parameters["submit"] = _object({"configurations": many}, described)
     if can_extend:
         parameters[EXTEND_SPACE] = _object({"add": extension_schema(), "why": text}, lessons)
-    if can_revise:
-        parameters[REVISE] = _object({"why": text}, lessons)
+    parameters[REVISE] = _object({"why": text}, lessons)
     parameters["finish"] = _object({"reason": text}, lessons)
     work = list(view.task.policy_inputs(view.card))
     words = {
@@ -78,7 +79,6 @@ def make_toolset(
         "predicted": "the parts of the closed form, " if view.primary.name in view.predictor.forms else "",
         "max_predicted": MAX_PREDICTED,
         "max_listed": MAX_LISTED,
-        "max_submitted": max_submitted,
         "fields": ", ".join(["num_layers", "num_heads", "hidden_size", *work, "moe"] if view.card.model else work),
     }
     return tuple(
