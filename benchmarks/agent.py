@@ -1,7 +1,7 @@
 """Runs the LLM agent and its arbiter over recorded landscapes, with simulated models that see only the requests.
 
     python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with simulated models
-    python benchmarks/agent.py sandbox                                         every hostile program
+    python benchmarks/agent.py forms                                           requests and tokens of each form
 
 No figure is from a live model: the simulated models are programs. Differences are paired by landscape and seed;
 intervals are 95 % by bootstrap over landscapes.
@@ -10,11 +10,11 @@ intervals are 95 % by bootstrap over landscapes.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +23,17 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from llm.players import PLAYERS, Ending, Oracle, Several  # noqa: E402
+from llm.players import PLAYERS, Oracle, Several, Written  # noqa: E402
+from llm.server import Say, connect, one_by_one, serve  # noqa: E402
 
 from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
 from cclsearch.propose.agent.agent import Agent  # noqa: E402
 from cclsearch.propose.agent.arbiter.proposer import Arbiter  # noqa: E402
 from cclsearch.propose.agent.options import AgentOptions  # noqa: E402
+from cclsearch.propose.agent.providers.cost import cost_of  # noqa: E402
+from cclsearch.propose.agent.providers.forms import Api, CallForm, Form  # noqa: E402
+from cclsearch.propose.agent.providers.spec import find_price  # noqa: E402
+from cclsearch.propose.agent.providers.types import Usage  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
 from cclsearch.propose.events import LlmTurn  # noqa: E402
 from cclsearch.propose.study.choose import make_sampler  # noqa: E402
@@ -39,8 +44,9 @@ MILESTONES = (3, 5, 10, 15)
 FALLBACK = "fallback"
 SEVERAL = "-3"
 """After a player's name: it submits up to three configurations a turn."""
-ENDS = "-ends"
-"""After a player's name: it asks to finish in every turn."""
+PRICED = "anthropic:claude-opus-5-5"
+CALLS = (CallForm.FORCED, CallForm.SCHEMA, CallForm.TEXT)
+FORMS = [Form(api=a, call=c) for a in Api for c in CALLS if (a, c) != (Api.MESSAGES, CallForm.SCHEMA)]
 
 
 @dataclass(frozen=True)
@@ -64,9 +70,9 @@ def play(task: tuple[str, str, int]) -> Played:
     fallback: Proposer = make_sampler("default")
     if who == FALLBACK:
         return replay(recording, fallback, who, seed)
-    name = who.removesuffix(SEVERAL).removesuffix(ENDS)
+    name = who.removesuffix(SEVERAL)
     player = Oracle(seed, find_truth(recording)) if name == "oracle" else PLAYERS[name](seed)
-    player = Several(player) if who.endswith(SEVERAL) else Ending(player) if who.endswith(ENDS) else player
+    player = Several(player) if who.endswith(SEVERAL) else player
     agent = Agent(player, options=AgentOptions(anonymous=True))
     return replay(recording, Arbiter(agent, fallback), who, seed)
 
@@ -174,33 +180,27 @@ def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
         print(f"| {who} | {' | '.join(cells)} |")
 
 
-def run_sandbox_bench() -> None:
-    """Run every hostile program and print those that returned anything."""
-    from llm.hostile import HOSTILE, SLOW
-
-    from cclsearch.propose.agent.policy.sandbox import SandboxError, SandboxLimits, run_policy
-
-    limits = SandboxLimits(time_s=0.5, memory_bytes=48 * 2**20, output_bytes=20_000)
-
-    def attempt(program: str) -> object:
-        try:
-            return run_policy(program, {"config_space": []}, {}, limits=limits)
-        except SandboxError:
-            return None
-
-    programs = [*HOSTILE, *SLOW]
-    started = time.monotonic()
-    with ThreadPoolExecutor(2) as pool:
-        out = [(program, got) for program, got in zip(programs, pool.map(attempt, programs), strict=True) if got]
-    print(
-        f"{len(programs)} hostile programs in {time.monotonic() - started:.0f} s; {len(out)} returned something: {out}"
-    )
+def run_forms(recording: Recording) -> None:
+    """Search in each form over HTTP with the expert; print requests, tokens (bytes / 3) and cost of one search."""
+    price = find_price(PRICED)
+    print(f"{recording.name}, at the prices of {PRICED}: {price.describe() if price else ''}, without any cache\n")
+    print("| form | requests | tokens in | tokens out | cost |\n|---|---|---|---|---|")
+    for form in FORMS:
+        with serve(one_by_one(Say())) as server:
+            client = connect("anthropic" if form.api is Api.MESSAGES else "compatible", server)
+            client.form = form
+            model = Written(server, client, PLAYERS["expert"](0))
+            arbiter = Arbiter(Agent(model, options=AgentOptions(anonymous=True)), make_sampler("default"))
+            replay(recording, arbiter, "expert", 0)
+            asked, said = sum(len(json.dumps(body)) for body in server.bodies) // 3, model.num_bytes // 3
+        usd = cost_of(Usage(input_tokens=asked, output_tokens=said), price).usd or 0.0
+        print(f"| {form.describe()} | {len(server.bodies)} | {asked:,} | {said:,} | ${usd:.3f} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The LLM agent with simulated models.")
-    names = [name + end for end in ("", SEVERAL, ENDS) for name in PLAYERS]
-    parser.add_argument("what", choices=("landscapes", "sandbox"))
+    names = [name + end for end in ("", SEVERAL) for name in PLAYERS]
+    parser.add_argument("what", choices=("landscapes", "forms"))
     parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=names)
@@ -210,7 +210,7 @@ def main() -> None:
     if args.what == "landscapes":
         run_landscapes(args.landscapes, args.seeds, players=args.players, workers=args.workers)
     else:
-        run_sandbox_bench()
+        run_forms(load_recording(ROOT / "workloads" / "recordings" / "nanotron-8b-2n"))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def is_number(cell: str) -> bool:
 
 def play_game(table: Path, game: Path, budget: int) -> int:
     """Run one search whose LLM is the player; returns its exit status, and ends it if this process is ended."""
-    from llm.server import MODEL, answer_from_files, answer_once, serve
+    from llm.server import MODEL, answer_from_files, answer_once, check_first, serve
 
     if game.exists():
         raise UserError(f"{game} exists: a game is played once")
@@ -112,7 +112,7 @@ def play_game(table: Path, game: Path, budget: int) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     code = 1
     try:
-        with serve(answer_once(answer_from_files(game / REQUESTS, wait_s=ANSWER_S))) as server:
+        with serve(check_first(answer_once(answer_from_files(game / REQUESTS, wait_s=ANSWER_S)))) as server:
             code = run_search(table, game, budget, f"{server.url}/v1#{MODEL}")
     finally:
         (game / OVER).write_text(json.dumps({"exit": code}) + "\n", encoding="utf-8")

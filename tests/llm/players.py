@@ -5,17 +5,30 @@ Each is a `Provider`, which an agent can use in-process, or `tests.llm.server` b
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, StopReason, ToolCall, Usage
+from cclsearch.propose.agent.providers.client import Client
+from cclsearch.propose.agent.providers.forms import CallForm
+from cclsearch.propose.agent.providers.types import (
+    Answer,
+    CompletionRequest,
+    Provider,
+    StopReason,
+    ToolCall,
+    Usage,
+)
 from cclsearch.propose.bayes.prior_hints import LEVELS
 from cclsearch.tasks.training.prediction import HINT_PARTS, MEMORY_HINT_PARTS, WAYS
+
+from .server import ProviderServer, Say, one_by_one
 
 Row = dict[str, Any]
 """A candidate or a trial: its configuration under `config`, and its numbers."""
@@ -172,21 +185,24 @@ class Several(Player):
         return name, {**arguments, "configurations": stated}
 
 
-class Ending(Player):
-    """Asks to finish in every turn, with what another player would have the surrogate believe, and plays as that player
-    if it is refused."""
+@dataclass
+class Written:
+    """The expert behind a server that is asked in one form; it counts the bytes of what it decides."""
 
-    name = "compatible:ending"
+    server: ProviderServer
+    client: Client
+    expert: Provider
+    num_bytes: int = 0
+    name: str = "expert"
 
-    def __init__(self, one: Player) -> None:
-        super().__init__()
-        self.one = one
-
-    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
-        called = [call.name for message in request.messages for call in message.calls]
-        if "finish" in called:
-            return self.one.decide(request)
-        return "finish", {"reason": "it is good enough", **self.one.find_lessons(request)}
+    def ask(self, request: CompletionRequest) -> Answer:
+        """See `Provider`."""
+        calls = tuple((call.name, call.arguments) for call in self.expert.ask(request).calls)
+        self.num_bytes += len(json.dumps(calls))
+        is_text = self.client.form.call in (CallForm.SCHEMA, CallForm.TEXT)
+        text = json.dumps({"tool": calls[0][0], "arguments": calls[0][1]})
+        self.server.script = one_by_one(Say(text=text) if is_text else Say(calls))
+        return self.client.ask(request)
 
 
 class Expert(Player):

@@ -436,7 +436,9 @@ def main() -> None:
     group.add_argument("--files", type=Path, metavar="FOLDER")
     group.add_argument("--person", action="store_true")
     args = parser.parse_args()
-    with serve(answer_once(answer_from_person() if args.person else answer_from_files(args.files))) as server:
+    with serve(
+        check_first(answer_once(answer_from_person() if args.person else answer_from_files(args.files)))
+    ) as server:
         print(f"export CCL_SEARCH_LLM_API_KEY={KEY} CCL_SEARCH_LLM_TIMEOUT_S=3600", flush=True)
         print(f"--llm '{server.url}/v1#{MODEL}'", flush=True)
         with contextlib.suppress(KeyboardInterrupt):

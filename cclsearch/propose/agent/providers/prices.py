@@ -34,6 +34,8 @@ class Price(Model):
 
     def describe(self) -> str:
         """`$4 and $20 for a million tokens of input and output (genai-prices 0.2.3)`."""
+        if not self.input_usd and not self.output_usd:
+            return f"free: {self.source}"
         assumed = f", assumed: the dearest of its family, {self.model}" if self.is_assumed else ""
         what = f"${self.input_usd:g} and ${self.output_usd:g} for a million tokens of input and output"
         return f"{what} ({self.source}{assumed})"
