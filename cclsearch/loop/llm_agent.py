@@ -120,9 +120,10 @@ def check_llm(llm: str | None, options: Mapping[str, Value | None]) -> str | Non
 
 def _make_search_agent(spec: RunSpec, folder: Path) -> Agent:
     """The agent with the evidence of the run folder."""
-    space = GrowingSpace(read_spec(folder))
+    space, server = GrowingSpace(read_spec(folder)), connect_llm(spec.llm, spec.llm_options)
+    server.reopen()
     return make_agent(
-        connect_llm(spec.llm, spec.llm_options),
+        server,
         options=read_options(spec),
         timeout_s=read_timeout_s(read_effort(spec.llm_options)),
         folder=folder,

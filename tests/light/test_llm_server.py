@@ -85,6 +85,13 @@ def test_a_server_that_answers_again_is_up_and_its_cost_is_reported():
     assert server.take_reports() == []
 
 
+def test_another_search_of_the_process_asks_a_server_again_that_an_earlier_one_gave_up():
+    server = LlmServer(Scripted(OK), clock=FakeClock(), state=ServerState.OFF)
+    assert server.poll() is ServerState.OFF
+    server.reopen()
+    assert server.poll() is ServerState.UP
+
+
 def test_a_wrong_key_in_the_middle_of_a_search_is_final_and_an_unknown_host_is_not():
     for kind, state in ((ErrorKind.AUTHENTICATION, ServerState.OFF), (ErrorKind.UNKNOWN_HOST, ServerState.DOWN)):
         clock = FakeClock()

@@ -15,6 +15,7 @@ from llm.server import (
     Hang,
     ProviderServer,
     Raw,
+    Reaction,
     Say,
     Status,
     answer_from_files,
@@ -26,6 +27,7 @@ from llm.server import (
 )
 from llm.streams import stream_anthropic
 
+from cclsearch.propose.agent.providers.forms import Api, CallForm, Form, Thinking
 from cclsearch.propose.agent.providers.http import to_provider_error
 from cclsearch.propose.agent.providers.kind import PROVIDERS
 from cclsearch.propose.agent.providers.parse import find_call_in_text, settle_calls
@@ -468,6 +470,101 @@ def test_a_model_that_refuses_tools_in_chat_completions_is_asked_by_the_response
     provider = connect("compatible", server)
     assert provider.ask(ASK).calls
     assert "instructions" in server.bodies[-1]
+
+
+ADAPTIVE = Form(api=Api.MESSAGES, call=CallForm.AUTO, thinking=Thinking.ADAPTIVE, effort="max", marks_cache=True)
+RESPONSES = Form(api=Api.RESPONSES, effort="max", streams=True)
+DOCUMENTED: dict[str, tuple[Form, dict[str, Callable[[dict], bool]]]] = {
+    "claude-opus-5-5": (
+        ADAPTIVE,
+        {
+            'tool_choice: type "tool" and "any" are not supported for this model.': lambda b: is_forced(b),
+            '"thinking.type.enabled" is not supported for this model.': lambda b: thinks(b, "enabled"),
+            "messages: thinking blocks are bound": lambda b: "cache_control" in str(b["messages"]),
+        },
+    ),
+    "claude-sonnet-4-6": (
+        ADAPTIVE.model_copy(update={"effort": "xhigh"}),
+        {
+            "This model does not support effort level 'xhigh'. Supported levels: high, low, max, medium.": lambda b: (
+                b.get("output_config") == {"effort": "xhigh"}
+            )
+        },
+    ),
+    "claude-haiku-4-5": (
+        ADAPTIVE,
+        {
+            "adaptive thinking is not supported on this model": lambda b: thinks(b, "adaptive"),
+            "This model does not support the effort parameter.": lambda b: "output_config" in b,
+            "Thinking may not be enabled when tool_choice forces tool use.": lambda b: thinks(b) and is_forced(b),
+        },
+    ),
+    "gpt-5.5": (
+        RESPONSES,
+        {
+            "Unsupported value: 'max' is not supported with the 'gpt-5.5' model. Supported values are: 'none', 'low', "
+            "'medium', 'high', and 'xhigh'.": lambda b: b.get("reasoning") == {"effort": "max"}
+        },
+    ),
+    "gpt-4.1": (
+        RESPONSES,
+        {
+            "Unsupported parameter: 'reasoning.effort' is not supported with this model.": lambda b: "reasoning" in b,
+            "Encrypted content is not supported with this model.": lambda b: "include" in b,
+        },
+    ),
+    "an organization that may not stream": (
+        RESPONSES,
+        {"Your organization must be verified to stream this model.": lambda b: bool(b.get("stream"))},
+    ),
+    "gpt-5.6-sol by chat completions": (
+        Form(api=Api.CHAT),
+        {
+            "Function tools with reasoning_effort are not supported for gpt-5.6-sol in /v1/chat/completions. To use "
+            "function tools, use /v1/responses or set reasoning_effort to none.": lambda b: "messages" in b
+        },
+    ),
+    "deepseek-v4 by chat completions": (
+        Form(api=Api.CHAT),
+        {"Thinking mode does not support this tool_choice": lambda b: b.get("tool_choice") == "required"},
+    ),
+}
+
+
+def is_forced(body: dict) -> bool:
+    return body.get("tool_choice", {}).get("type") in {"any", "tool"}
+
+
+def thinks(body: dict, kind: str = "") -> bool:
+    given = body.get("thinking", {}).get("type", "")
+    return given == kind if kind else given in {"adaptive", "enabled"}
+
+
+@pytest.mark.parametrize("model", DOCUMENTED)
+def test_what_current_models_refuse_by_their_documentation_is_cured_within_three_requests(server, model):
+    form, refusals = DOCUMENTED[model]
+
+    def script(request: CompletionRequest) -> Reaction:
+        body = server.bodies[-1]
+        refused = next((text for text, is_wrong in refusals.items() if is_wrong(body)), None)
+        return Status(400, message=refused) if refused else Say((("submit", {"tp": 2}),), thinking="hm")
+
+    server.script = script
+    client = connect("anthropic" if form.api is Api.MESSAGES else "compatible", server)
+    client.form = form
+    answer = client.ask(ASK)
+    assert [call.name for call in answer.calls] == ["submit"]
+    assert len(server.bodies) <= 3
+    result = Message(role=Role.USER, results=(ToolResult(id=answer.calls[0].id, text="1"),))
+    asked = Message(role=Role.ASSISTANT, calls=answer.calls, kept=answer.kept)
+    assert client.ask(ASK.model_copy(update={"messages": (*ASK.messages, asked, result)})).calls
+    assert client.form.call in {CallForm.FORCED, CallForm.AUTO}, "it still has tools"
+
+
+def test_a_gateway_that_does_not_wait_is_read_as_a_stream(server):
+    server.script = one_by_one(Raw(b"<html><title>504 Gateway Time-out</title>", code=504), Say(text="at last"))
+    assert connect("compatible", server).ask(ASK).text == "at last"
+    assert server.bodies[-1]["stream"] is True
 
 
 def test_an_address_without_v1_is_completed(server):

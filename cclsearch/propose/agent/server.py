@@ -97,11 +97,17 @@ class LlmServer:
         """Return the state; a server that is down is asked again once its pause is over."""
         if self.state is not ServerState.DOWN:
             return self.state
+        wait_s = 0.0
         if self._request is None and self.clock.now_s() >= self._next_s:
             self._ask()
-        if self._request is not None:
-            self._collect(WAIT_S)
+            wait_s = WAIT_S
+        self._collect(wait_s)
         return self.state
+
+    def reopen(self) -> None:
+        """Let another search of this process ask a server again that an earlier one gave up."""
+        if self.state is ServerState.OFF:
+            self.state, self._pauses, self._next_s = ServerState.DOWN, 0, self.clock.now_s()
 
     def fail(self, reason: str) -> None:
         """Note that a turn failed for a reason that may pass: ask again after a pause."""

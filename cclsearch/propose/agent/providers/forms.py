@@ -129,6 +129,8 @@ def find_feature(error: ProviderError) -> str | None:
     low = error.refused.lower()
     if error.kind is ErrorKind.NOT_AN_API:
         return "path"
+    if error.kind is ErrorKind.TIMEOUT and re.match(r"HTTP 5\d\d", error.message):
+        return "gateway"
     if not low or error.kind not in {ErrorKind.BAD_REQUEST, ErrorKind.SERVER}:
         return None
     named = " ".join(re.findall(r"(?:param|loc)=[^ ]+", low))
@@ -207,6 +209,12 @@ def _step_stream(form: Form, low: str, request: CompletionRequest, apis: tuple[A
     if form.streams:
         return {"streams": False}, "the server does not stream; asking for whole answers"
     return {"streams": True}, "the server only streams; reading its stream"
+
+
+def _step_gateway(form: Form, low: str, request: CompletionRequest, apis: tuple[Api, ...]) -> Step:
+    if form.streams:
+        return None
+    return {"streams": True}, "a gateway does not wait for a whole answer; reading a stream"
 
 
 def _step_tool_choice(form: Form, low: str, request: CompletionRequest, apis: tuple[Api, ...]) -> Step:
@@ -302,6 +310,7 @@ _STEPS = {
     "limit name": _step_limit_name,
     "limit": _step_limit,
     "stream": _step_stream,
+    "gateway": _step_gateway,
     "tool choice": _step_tool_choice,
     "kept": _step_kept,
     "cache": _step_cache,
