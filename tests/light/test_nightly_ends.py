@@ -334,3 +334,25 @@ def test_pruning_keeps_the_winner_of_a_renamed_run_and_accepts_a_damaged_summary
     assert {int(path.name) for path in (moved / "trials").iterdir()} == {named, first.jobs[0].best.trial}
     kept.write_text('{"jobs": 3}')
     assert night(keep={"nights": 1}).pruned.trials == 6
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}, "Connection refused"),
+        ({"ANTHROPIC_API_KEY": ""}, "ANTHROPIC_API_KEY is not set"),
+        (
+            {"ANTHROPIC_BASE_URL": "https://api.anthropic.com", "ALL_PROXY": "socks5://127.0.0.1:1"},
+            "ALL_PROXY is a SOCKS",
+        ),
+    ],
+)
+def test_a_night_goes_on_without_its_llm_and_its_summary_says_so(project, monkeypatch, variables, why):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-x")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    job = {"workload": "wl2", "launcher": "replay", "name": "a", "budget": {"trials": 3}}
+    (summary,) = night(code=0, jobs=[{**job, "llm": "anthropic:m"}]).jobs
+    assert summary.trials == 3
+    assert "searched without the LLM since trial" in summary.text
+    assert why in summary.text
