@@ -107,6 +107,9 @@ def check_llm(llm: str | None, options: Mapping[str, Value | None]) -> str | Non
     if llm is None:
         return None
     server = connect_llm(llm, options)
+    limit, most = options.get("max_usd"), server.check_cost.usd
+    if limit is not None and most is not None and most > float(limit):
+        raise UserError(f"--max-usd {limit}: one small request to {llm} may cost ${most:.2f}; raise the limit")
     seconds = server.check()
     address = find_address(parse_spec(llm))
     if server.state is ServerState.OFF:

@@ -87,7 +87,9 @@ def _assemble(night: NightRun, state: NightlyJobState, damage: list[str]) -> Job
 def _describe_lost_llm(run: Run) -> str:
     """Say that the search went on without its LLM, and why; empty if it did not."""
     moves = [event.after for event in run.state.reported if isinstance(event, ArbiterMove)]
-    is_lost = bool(moves) and (moves[-1].phase is ArbiterPhase.OFF or moves[-1].cause == "provider")
+    last = moves[-1] if moves else None
+    is_away = last is not None and last.phase is ArbiterPhase.FALLBACK and last.cause == "provider"
+    is_lost = is_away or (last is not None and last.phase is ArbiterPhase.OFF)
     return f"searched without the LLM since trial {moves[-1].since_trial}: {moves[-1].reason}" if is_lost else ""
 
 

@@ -73,6 +73,22 @@ def test_a_server_that_is_down_is_asked_again_with_doubling_pauses_and_then_no_m
     assert "three minutes in vain" in server.reason
 
 
+def test_a_server_that_answers_only_the_small_request_is_given_up_too():
+    clock = FakeClock()
+    server = LlmServer(Scripted(OK), clock=clock)
+    for _ in range(10):
+        if server.state is ServerState.OFF:
+            break
+        server.fail("HTTP 500", 30.0)
+        clock.time_s += 200.0
+        server.poll()
+    assert server.state is ServerState.OFF
+    server.reopen()
+    server.succeed()
+    server.fail("HTTP 500")
+    assert server.state is ServerState.DOWN
+
+
 def test_a_server_that_answers_again_is_up_and_its_cost_is_reported():
     clock = FakeClock()
     server = LlmServer(Scripted(OK), Price(model="*", input_usd=10.0, output_usd=100.0), clock)

@@ -79,6 +79,17 @@ def test_the_limit_on_output_is_computed_from_the_complaint(case):
     assert find_allowed_output(text.lower(), 16384) == allowed
 
 
+def test_a_form_that_was_refused_before_is_not_asked_again():
+    chat, responses = Form(api=Api.CHAT), Form(api=Api.RESPONSES)
+    found, _ = step_down(responses, error(404, {"detail": "Not Found"}), ASK, BOTH, (chat, responses))
+    assert (found.api, found.call) == (Api.CHAT, CallForm.SCHEMA)
+
+
+def test_reasoning_that_is_gone_is_not_asked_for_again():
+    gone = openai("The `reasoning_content` in the thinking mode must be passed back to the API.")
+    assert walk(Form(api=Api.CHAT), (400, gone)).call is CallForm.TEXT
+
+
 def walk(form: Form, *refusals: tuple[int, object]) -> Form:
     for status, body in refusals:
         form, line = step_down(form, error(status, body), ASK, BOTH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from collections.abc import Callable, Iterator
@@ -147,6 +148,50 @@ def test_a_stream_that_ends_in_the_middle_is_a_cut_connection(server):
     with pytest.raises(ProviderError) as caught:
         connect("anthropic", server).ask(ASK)
     assert caught.value.kind is ErrorKind.CONNECTION
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"choices": [{"delta": {"tool_calls": true}}]}',
+        b'{"choices": [{"delta": {"tool_calls": [{"index": [1], "function": {"name": "submit"}}]}}]}',
+        b'{"choices": [{"delta": 7, "finish_reason": ["x"]}], "usage": 3}',
+    ],
+)
+def test_a_stream_of_another_shape_is_an_error_or_decides_nothing(server, body):
+    server.script = one_by_one(Raw(b"data: " + body + b"\n\ndata: [DONE]\n\n", {"content-type": "text/event-stream"}))
+    with contextlib.suppress(ProviderError):  # any other exception fails the test
+        assert all(not call.arguments for call in connect("compatible", server).ask(ASK).calls)
+
+
+@pytest.mark.parametrize("ends", [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n"])
+def test_streams_are_read_with_any_line_end_and_deltas_without_an_index(server, ends):
+    parts = [
+        {"id": "a", "function": {"name": "submit", "arguments": ""}},
+        {"function": {"arguments": '{"why": "\u2028"'}},
+        {"function": {"arguments": ', "tp": 2}'}},
+    ]
+    chunks = [{"choices": [{"delta": {"tool_calls": [part]}}]} for part in parts]
+    chunks.append({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+    written = [b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + ends for chunk in chunks]
+    body = b"".join([b": keep-alive" + ends, *written, b"data: [DONE]" + ends])
+    server.script = one_by_one(Raw(body, {"content-type": "text/event-stream"}))
+    (call,) = connect("compatible", server).ask(ASK).calls
+    assert (call.name, call.arguments) == ("submit", {"why": "\u2028", "tp": 2})
+
+
+def test_a_long_thought_before_a_call_in_text_does_not_hide_it(server):
+    text = f"<think>{'hm ' * 20_000}</think>" + json.dumps({"tool": "submit", "arguments": {"tp": 2}})
+    server.script = one_by_one(Say(text=text))
+    assert find_call_in_text(connect("compatible", server).ask(ASK).text, (NEEDS_TP,)) is not None
+
+
+def test_a_rate_limit_that_asks_for_no_wait_ends_too(provider, server):
+    clock = ManualClock()
+    server.script = one_by_one(Status(429, {"retry-after": "0"}))
+    with pytest.raises(ProviderError):
+        retrying(provider, clock, total_s=10)()
+    assert len(clock.waits) <= 10
 
 
 def test_an_error_in_a_stream_is_the_error_of_its_kind(server):
@@ -563,7 +608,11 @@ def test_what_current_models_refuse_by_their_documentation_is_cured_within_three
 
 def test_a_gateway_that_does_not_wait_is_read_as_a_stream(server):
     server.script = one_by_one(Raw(b"<html><title>504 Gateway Time-out</title>", code=504), Say(text="at last"))
-    assert connect("compatible", server).ask(ASK).text == "at last"
+    client = connect("compatible", server)
+    with pytest.raises(ProviderError) as caught:
+        client.ask(ASK)
+    assert caught.value.may_have_cost, "the search counts it before it asks again"
+    assert client.ask(ASK).text == "at last"
     assert server.bodies[-1]["stream"] is True
 
 

@@ -24,10 +24,10 @@ from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyStore
 from cclsearch.propose.agent.prompt.prompt import PromptInput
 from cclsearch.propose.agent.prompt.surrogate_table import MakeSurrogateTable, make_surrogate_table
-from cclsearch.propose.agent.providers.cost import LlmLimits
+from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 from cclsearch.propose.agent.providers.retry import Clock, WallClock
 from cclsearch.propose.agent.providers.spec import find_price
-from cclsearch.propose.agent.providers.types import Provider
+from cclsearch.propose.agent.providers.types import Provider, Usage
 from cclsearch.propose.agent.server import LlmServer
 from cclsearch.propose.agent.tools.extension import SpaceExtender, count_growths, make_extension
 from cclsearch.propose.agent.tools.lookups import Explain
@@ -83,9 +83,10 @@ class Agent:
         assert self.server is not None
         return self.server
 
-    def limit_reached(self, view: SearchView) -> str | None:
-        """Return the limit that earlier turns have reached, in words; None if none."""
-        return self._limits(view).reached(total_cost(view.events))
+    def limit_reached(self, view: SearchView, planned: Cost | None = None) -> str | None:
+        """Return the limit that earlier turns have reached, or would with the planned cost, in words; None if none."""
+        spent = total_cost(view.events)
+        return self._limits(view).reached(spent + planned.model_copy(update={"usage": Usage()}) if planned else spent)
 
     def _limits(self, view: SearchView) -> LlmLimits:
         """The limits of the search's start, or those that `resume` has set since."""

@@ -11,7 +11,7 @@ from functools import lru_cache
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.background import start_in_background
-from cclsearch.propose.agent.providers.cost import cost_of, largest_cost
+from cclsearch.propose.agent.providers.cost import Cost, cost_of, largest_cost
 from cclsearch.propose.agent.providers.http import ENVIRONMENT_NAMES
 from cclsearch.propose.agent.providers.prices import Price
 from cclsearch.propose.agent.providers.retry import Clock, WallClock
@@ -33,6 +33,8 @@ WAIT_S = 5.0
 """Seconds that the search waits for an answer to the small request; a slower one is collected later."""
 PAUSES_S = (5.0, 10.0, 20.0, 40.0, 80.0)
 """Pauses before the server is asked again: three minutes in all, with the waits."""
+MAX_WAIT_S = 180.0
+"""Most seconds that a search waits for its server in all, failed turns included."""
 LOST_S = 60.0
 """Seconds after which an unanswered small request counts as a failure."""
 PROBE = CompletionRequest(
@@ -80,6 +82,7 @@ class LlmServer:
     _asked_s: float = field(default=0.0, init=False)
     _next_s: float = field(default=0.0, init=False)
     _pauses: int = field(default=0, init=False)
+    _waited_s: float = field(default=0.0, init=False)
     _reports: list[LlmReport] = field(default_factory=list, init=False, repr=False)
 
     def check(self, wait_s: float = WAIT_S) -> float:
@@ -107,12 +110,23 @@ class LlmServer:
     def reopen(self) -> None:
         """Let another search of this process ask a server again that an earlier one gave up."""
         if self.state is ServerState.OFF:
-            self.state, self._pauses, self._next_s = ServerState.DOWN, 0, self.clock.now_s()
+            self.state, self._next_s = ServerState.DOWN, self.clock.now_s()
+            self.succeed()
 
-    def fail(self, reason: str) -> None:
-        """Note that a turn failed for a reason that may pass: ask again after a pause."""
-        self.state, self.reason, self._pauses = ServerState.DOWN, reason, 0
+    def fail(self, reason: str, seconds: float = 0.0) -> None:
+        """Note that a turn of so many seconds failed for a reason that may pass: ask again after a pause."""
+        self.state, self.reason = ServerState.DOWN, reason
+        self._waited_s += seconds
         self._pause()
+
+    def succeed(self) -> None:
+        """Note that a turn got its answers: the pauses begin anew after the next failure."""
+        self._pauses, self._waited_s = 0, 0.0
+
+    @property
+    def check_cost(self) -> Cost:
+        """The most that a small request can cost."""
+        return largest_cost(PROBE, self.price)
 
     def take_reports(self) -> list[LlmReport]:
         """Return what happened since the last call, for the ledger: changes of form, and small requests."""
@@ -157,16 +171,17 @@ class LlmServer:
 
     def _lose(self, reason: str, error: ProviderError | None = None) -> None:
         if error is None or error.may_have_cost:
-            lost = largest_cost(PROBE, self.price)
+            lost = self.check_cost
             self._reports.append(LlmReport(text=f"did not answer: {reason}", cost=lost))
         self.state, self.reason, self._request = ServerState.DOWN, reason, None
         self._pause()
 
     def _pause(self) -> None:
-        if self._pauses >= len(PAUSES_S):
+        if self._pauses >= len(PAUSES_S) or self._waited_s > MAX_WAIT_S:
             self.state = ServerState.OFF
             self.reason = f"it was asked again for three minutes in vain ({self.reason})"
             return
+        self._waited_s += PAUSES_S[self._pauses]
         self._next_s = self.clock.now_s() + PAUSES_S[self._pauses]
         self._pauses += 1
 

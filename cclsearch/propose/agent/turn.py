@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.propose.agent.decision import Decision, ToolReply
+from cclsearch.propose.agent.echo import clip_reply, clip_results, echo_call, echo_text, shrink_message
 from cclsearch.propose.agent.prompt.messages import WORDS
 from cclsearch.propose.agent.prompt.prompt import (
     MAX_CORRECTIONS,
@@ -20,7 +20,7 @@ from cclsearch.propose.agent.prompt.prompt import (
     PromptOptions,
     write_turn_prompt,
 )
-from cclsearch.propose.agent.prompt.quoting import clip_bytes, quote_line, redact_strings
+from cclsearch.propose.agent.prompt.quoting import quote_line
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price, cost_of, largest_cost
 from cclsearch.propose.agent.providers.parse import MAX_CALLS, find_call_in_text, settle_calls
 from cclsearch.propose.agent.providers.retry import Clock, RetrySettings, ask_with_retries
@@ -42,14 +42,11 @@ from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.tools.tool_schemas import make_toolset
 from cclsearch.propose.events import DecisionKind
 
-MAX_ECHO_BYTES = 1500
-"""Bytes of one of the model's earlier texts when it is sent back to the model."""
 MAX_CALLS_BYTES = 4500
 """Bytes of the arguments of all calls of one answer when they are sent back."""
 MIN_REPLY_BYTES = 300
 MAX_ID = 48
 """Characters of a call's identifier that are kept."""
-LEFT_OUT = "(left out: size limit)"
 UNANSWERED = "not answered, because what they show has changed: {names}. Send these look-ups again if you need them"
 START_OUTPUT_TOKENS = 16_384
 """Limit on the tokens of one answer at the start of a search: a model thinks before it decides."""
@@ -87,6 +84,8 @@ class Exchange:
     """Seconds since the turn began."""
     results: tuple[ToolResult, ...] = ()
     """Results of the answer's look-ups; none if it decided. A replay looks up again."""
+    may_have_cost: bool = False
+    """Whether the request was counted with its largest cost, since its answer was lost."""
 
 
 @dataclass
@@ -160,6 +159,7 @@ class Turn:
         self.max_output_tokens = settings.max_output_tokens
         """The limit on the tokens of an answer; it grows if answers are cut off, and the next turn begins with it."""
         self._pauses = 0
+        self._in_flight: CompletionRequest | None = None
         self._ids: set[str] = set()
         self._result = TurnResult(None, None, Cost())
         self._started_s = settings.clock.now_s()
@@ -175,8 +175,11 @@ class Turn:
         return result
 
     def cost_so_far(self) -> Cost:
-        """The cost of the requests answered so far."""
-        return self._result.cost + Cost(seconds=self._elapsed_s())
+        """The cost so far; a request that is not answered yet counts with its largest cost."""
+        cost = self._result.cost + Cost(seconds=self._elapsed_s())
+        if self._in_flight is None:
+            return cost
+        return cost + largest_cost(self._in_flight, self._settings.price).model_copy(update={"usage": Usage()})
 
     def _elapsed_s(self) -> float:
         return self._settings.clock.now_s() - self._started_s
@@ -205,7 +208,7 @@ class Turn:
             return
         if answer.stop is StopReason.PAUSED and answer.kept and self._pauses < MAX_PAUSES:
             self._pauses += 1
-            self._messages.append(Message(role=Role.ASSISTANT, text=_echo(answer.text), kept=answer.kept))
+            self._messages.append(Message(role=Role.ASSISTANT, text=echo_text(answer.text), kept=answer.kept))
             return
         if answer.stop is StopReason.FILTERED:
             self._result.stall = Stall("content filter", "the provider's content filter stopped the answer")
@@ -219,7 +222,7 @@ class Turn:
             fault, text = problem or ("no call", "you called no tool; call one")
             # the provider's own blocks of a cut answer, or with a call that gets no result, would be refused
             kept = answer.kept if not problem and _is_whole(answer, ()) else ()
-            self._append(Role.ASSISTANT, _echo(answer.text) or "(nothing)", kept)
+            self._append(Role.ASSISTANT, echo_text(answer.text) or "(nothing)", kept)
             self._correct(fault, text)
             return
         unique = self._unique(calls[:MAX_CALLS])
@@ -243,14 +246,17 @@ class Turn:
 
     def _ask(self, request: CompletionRequest) -> Answer | None:
         settings, result = self._settings, self._result
+        self._in_flight = request
         try:
             answer = ask_with_retries(self._provider, request, clock=settings.clock, settings=settings.retry)
         except ProviderError as error:
+            self._in_flight = None
             # An answer that did not arrive may have to be paid all the same.
             lost = largest_cost(request, settings.price) if error.may_have_cost else Cost(requests=1)
             result.cost = result.cost + lost.model_copy(update={"usage": Usage()})
             kind, text = error.kind.value.replace("_", " "), one_line(redact(error.message), 300)
-            result.exchanges.append(Exchange(None, error.kind, text, request.num_bytes, self._elapsed_s()))
+            lost_at = (request.num_bytes, self._elapsed_s())
+            result.exchanges.append(Exchange(None, error.kind, text, *lost_at, may_have_cost=error.may_have_cost))
             if error.kind.is_answer:
                 self._correct(kind, f"your answer could not be read: {quote_line(text)}. Be brief")
             elif error.kind is ErrorKind.FILTERED:
@@ -258,13 +264,14 @@ class Turn:
             else:
                 result.stall = Stall("provider", f"the provider failed ({kind}: {text})", error.kind.is_temporary)
             return None
+        self._in_flight = None
         result.exchanges.append(Exchange(answer, request_bytes=request.num_bytes, at_s=self._elapsed_s()))
         result.cost = result.cost + cost_of(answer.usage, settings.price)
         return answer
 
     def _take_calls(self, text: str, calls: Sequence[ToolCall], kept: tuple[dict[str, Any], ...]) -> None:
-        echoed = tuple(_echo_call(call, MAX_CALLS_BYTES // len(calls)) for call in calls)
-        answer = Message(role=Role.ASSISTANT, text=_echo(text), calls=echoed, kept=kept)
+        echoed = tuple(echo_call(call, MAX_CALLS_BYTES // len(calls)) for call in calls)
+        answer = Message(role=Role.ASSISTANT, text=echo_text(text), calls=echoed, kept=kept)
         max_bytes = self._max_reply_bytes(answer)
         replies: list[tuple[ToolCall, ToolReply]] = []
         for call in calls:
@@ -295,7 +302,7 @@ class Turn:
 
     def _max_reply_bytes(self, answer: Message) -> int:
         """Bytes for the result of each call of this answer: equal shares of the bytes without older results."""
-        older = [self._messages[0], *map(_shrunk, self._messages[1:])]
+        older = [self._messages[0], *map(shrink_message, self._messages[1:])]
         bare = tuple(ToolResult(id=call.id, text="") for call in answer.calls)
         messages = (*older, answer, Message(role=Role.USER, text=self._lookups_left(), results=bare))
         left = MAX_PROMPT_BYTES - self._request_of(messages).num_bytes
@@ -352,19 +359,18 @@ class Turn:
         for i in range(1, len(messages) - 1):
             if not self._excess():
                 return
-            messages[i] = _shrunk(messages[i])
+            messages[i] = shrink_message(messages[i])
         while len(messages) > 3 and self._excess():
             del messages[1:3]
         for limit in (1200, 600, 300, 100, 0):
             if not self._excess() or len(messages) == 1:
                 return
-            messages[-1] = _clipped(messages[-1], limit)
+            messages[-1] = clip_results(messages[-1], limit)
 
     def _excess(self) -> int:
         request = self._request_of(self._messages)
-        if any("type" in block for message in self._messages for block in message.kept):
-            return max(request.num_bytes - KEPT_BYTES, 0)
-        return max(request.num_bytes + request.num_kept_bytes - MAX_PROMPT_BYTES, 0)
+        has_own = any(message.kept for message in self._messages)
+        return max(request.num_bytes - (KEPT_BYTES if has_own else MAX_PROMPT_BYTES), 0)
 
     def _unique(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
         """The calls, each with an identifier that is unique in this turn."""
@@ -382,8 +388,10 @@ class Turn:
 
 def _is_whole(answer: Answer, calls: Sequence[ToolCall]) -> bool:
     """Whether the provider's own blocks may go back in place of these calls: the same calls, and no secret in them."""
+    # blocks with a type are whole answers, the others reasoning alone: beside it the calls are written anew
     are_same = [(call.id, call.name) for call in calls] == [(call.id, call.name) for call in answer.calls]
     are_same = are_same and all(call.arguments is not None for call in answer.calls)
+    are_same = are_same or not any("type" in block for block in answer.kept)
     # signatures and encrypted reasoning are opaque, so by chance they may look like a secret
     opaque = {"signature", "encrypted_content", "data"}
     words = json.dumps([{name: value for name, value in block.items() if name not in opaque} for block in answer.kept])
@@ -397,47 +405,3 @@ def describe_faults(faults: Sequence[str], text: str) -> str:
     if same:
         return f"{number} {WORDS['faults'].get(faults[0], faults[0])}"
     return f"the turn ended without a new configuration ({', '.join(faults)}; last: {one_line(text, 160)})"
-
-
-def clip_reply(text: str, limit_bytes: int) -> str:
-    """A result within its bound, with the number of characters that were cut."""
-    safe = redact(text)
-    clipped = clip_bytes(safe, limit_bytes)
-    return safe if clipped == safe else f"{clipped}\n({len(safe) - len(clipped)} characters left out)"
-
-
-def _echo(text: str) -> str:
-    # Some models write only whitespace before a call; providers refuse such a text when it is sent back.
-    safe = redact(text) if text.strip() else ""
-    clipped = clip_bytes(safe, MAX_ECHO_BYTES)
-    return safe if clipped == safe else f"{clipped} (cut)"
-
-
-def _echo_call(call: ToolCall, limit_bytes: int) -> ToolCall:
-    """Return the call as it is sent back; arguments over the bound are left out."""
-    # Providers refuse tool names with other characters.
-    name = re.sub(r"[^A-Za-z0-9_-]", "_", redact(call.name))[:64] or "unnamed"
-    if len(json.dumps(call.arguments)) <= limit_bytes:
-        return call.model_copy(update={"arguments": redact_strings(call.arguments), "name": name})
-    elided = {"elided": "the arguments were too long to send back"}
-    return call.model_copy(update={"arguments": elided, "name": name})
-
-
-def _shrunk(message: Message) -> Message:
-    calls = tuple(call.model_copy(update={"arguments": {}}) for call in message.calls)
-    results = tuple(result.model_copy(update={"text": LEFT_OUT}) for result in message.results)
-    text = clip_bytes(message.text, 400)
-    return message.model_copy(update={"results": results, "calls": calls, "text": text, "kept": ()})
-
-
-def _clipped(message: Message, limit_bytes: int) -> Message:
-    results = tuple(
-        result if len(result.text.encode()) <= limit_bytes + len(LEFT_OUT) else _cut(result, limit_bytes)
-        for result in message.results
-    )
-    return message.model_copy(update={"results": results})
-
-
-def _cut(result: ToolResult, limit_bytes: int) -> ToolResult:
-    kept = clip_bytes(result.text, limit_bytes)
-    return result.model_copy(update={"text": f"{kept}\n{LEFT_OUT}" if kept else LEFT_OUT})

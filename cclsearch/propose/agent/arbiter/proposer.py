@@ -164,6 +164,10 @@ class Arbiter(Proposer):
     def _act_without_server(self, view: SearchView, state: ArbiterState, count: int) -> list[Proposal]:
         """The fallback's proposals while the server does not answer; it is asked again beside the trials."""
         server = self._agent.watched
+        reached = self._agent.limit_reached(view, server.check_cost)
+        if reached:
+            self._move(view, state, ArbiterPhase.OFF, "limit", f"a limit is reached: {reached}")
+            return []
         answers = server.poll()
         if answers is ServerState.DOWN:
             return self._propose_fallback(view, count)
@@ -173,9 +177,11 @@ class Arbiter(Proposer):
 
     def _use(self, view: SearchView, state: ArbiterState, outcome: TurnOutcome, count: int) -> list[Proposal]:
         self._events.append(outcome.event)
+        if not outcome.stall or outcome.stall.cause != PROVIDER:
+            self._agent.watched.succeed()
         if outcome.stall:
             if outcome.stall.cause == PROVIDER and outcome.stall.is_temporary:
-                self._agent.watched.fail(outcome.stall.text)
+                self._agent.watched.fail(outcome.stall.text, outcome.event.cost.seconds)
             self._suspend_llm(
                 view, state, outcome.stall.cause, outcome.stall.text, is_temporary=outcome.stall.is_temporary
             )

@@ -60,7 +60,8 @@ class _Recorded:
         exchange = self._left.pop(0)
         self._time_s = exchange.at_s
         if exchange.answer is None:
-            raise ProviderError(exchange.error or ErrorKind.MALFORMED, exchange.message)
+            kind = exchange.error or ErrorKind.MALFORMED
+            raise ProviderError(kind, exchange.message, may_have_cost=exchange.may_have_cost)
         return exchange.answer
 
     def now_s(self) -> float:
@@ -102,6 +103,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord) -> Replaye
         limits=record.limits,
         spent=record.spent,
         retry=RetrySettings(longest_wait_s=-1, tries_again=0),
+        max_output_tokens=record.max_output_tokens,
         max_seconds=record.max_seconds,
     )
     turn = Turn(recorded, handlers, prompt_input, options, settings)

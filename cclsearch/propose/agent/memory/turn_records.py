@@ -104,6 +104,8 @@ class TurnRecord(Model):
     """Price of the model, if known."""
     max_seconds: float = 600.0
     """Time limit of the turn."""
+    max_output_tokens: int = 16_384
+    """Limit on the tokens of its first answer."""
     spent: Cost = Cost()
     """Cost of earlier turns."""
     growths: int = 0
@@ -167,6 +169,7 @@ def make_record(
         limits=settings.limits,
         price=settings.price,
         max_seconds=settings.max_seconds,
+        max_output_tokens=settings.max_output_tokens,
         spent=settings.spent,
         growths=count_growths(view),
         extension=handlers.extension.record,

@@ -75,8 +75,9 @@ def _messages(message: Message, form: Form) -> Iterator[dict[str, Any]]:
 def _text_of(content: object) -> str:
     """The text of a message, which some servers send in parts."""
     if isinstance(content, list):
-        return as_text("".join(as_text(as_mapping(part).get("text")) for part in content))
-    return as_text(content)
+        content = "".join(as_text(as_mapping(part).get("text")) for part in content)
+    # reasoning may be longer than what is kept of a text
+    return as_text(content.rpartition("</think>")[2] or content) if isinstance(content, str) else ""
 
 
 def read_answer(body: dict[str, Any], request: CompletionRequest) -> Answer:
@@ -143,7 +144,8 @@ def join_stream(events: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], bool]
         for choice in map(as_mapping, choices[:1] if isinstance(choices, list) else []):
             finish = as_text(choice.get("finish_reason")) or finish
             part = as_mapping(choice.get("delta")) or as_mapping(choice.get("message"))
-            for raw in map(as_mapping, part.get("tool_calls") or []):
+            deltas = part.get("tool_calls")
+            for raw in map(as_mapping, deltas if isinstance(deltas, list) else []):
                 _join_call(calls, raw)
             for name in ("content", "refusal", "reasoning_content", "reasoning"):
                 if isinstance(part.get(name), str):
@@ -159,7 +161,9 @@ def join_stream(events: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], bool]
 def _join_call(calls: dict[object, dict[str, Any]], raw: dict[str, Any]) -> None:
     function = as_mapping(raw.get("function"))
     # servers that send whole calls often leave the index out, or send 0 for each
-    at: object = raw.get("index", len(calls))
+    is_more = bool(calls) and not function.get("name") and not raw.get("id")
+    given = raw.get("index")
+    at: object = given if isinstance(given, int) else (list(calls)[-1] if is_more else len(calls))
     if at in calls and function.get("name") and raw.get("id") and raw.get("id") != calls[at].get("id"):
         at = len(calls)
     call = calls.setdefault(at, {"id": None, "function": {"name": "", "arguments": ""}})

@@ -57,12 +57,15 @@ class Client:
                     form.path or (self._server.is_whole and form.api is Api.CHAT)
                 ):
                     raise first from None
-                form, text = step_down(form, error, request, tuple(self._server.creates))
-                if form in tried or len(tried) > MAX_STEPS:
+                if len(tried) > MAX_STEPS:
                     raise
+                form, text = step_down(form, error, request, tuple(self._server.creates), tried)
                 tried.append(form)
                 with self._lock:
                     self._notes.append(f"{text} ({error.message})")
+                if error.may_have_cost:  # the search counts it before it asks again
+                    self.form = form
+                    raise
                 continue
             self.form = form
             return answer
@@ -77,6 +80,13 @@ class Client:
         if form.max_output is not None and form.max_output < request.max_output_tokens:
             request = request.model_copy(update={"max_output_tokens": form.max_output})
         plain = flatten(request, form)
+        try:
+            return self._exchange(form, plain, request)
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            text = f"the answer has another shape than the API's ({type(error).__name__})"
+            raise ProviderError(ErrorKind.MALFORMED, text, may_have_cost=True) from None
+
+    def _exchange(self, form: Form, plain: CompletionRequest, request: CompletionRequest) -> Answer:
         create = self._server.creates[form.api](form.path)
         if form.api is Api.MESSAGES:
             raw = send(create, messages_api.write_body(self._model, plain, form), self._timeout_s)

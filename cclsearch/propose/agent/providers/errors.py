@@ -17,14 +17,15 @@ _KINDS = (
     # An empty account answers with 400, 402, 403 or 429; waiting does not help.
     (
         ErrorKind.EMPTY_ACCOUNT,
-        r"insufficient[_ ](quota|balance|credits?|funds)|billing_(not_active|error|hard_limit)|credit balance|"
+        r"insufficient[_ ](quota|balance|credits?|funds)|billing_(not_active|error|hard_limit)|credit[_ ]balance|"
         r"exceeded_current_quota|\b1113\b|out of credits|recharge|arrear|payment required|requires more credits|"
-        r"spend_limit_reached|reached your (specified )?api usage limits|no (active )?credits|top up",
+        r"(spend|usage)_limit_(reached|exceeded)|usage limit (reached|exceeded)|reached your usage limit|"
+        r"code=1(3(0[89]|1[0134-9]|2[01]))\b|reached your (specified )?api usage limits|no (active )?credits|top up",
     ),
     (
         ErrorKind.FILTERED,
         r"content_filter|content management policy|data_inspection_failed|datainspectionfailed|"
-        r"inappropriate content|prohibited_content|flagged (as|by|for)|invalid_prompt|blocked by .{0,40}guardrail|"
+        r"inappropriate content|prohibited_content|\bflagged|moderation|invalid_prompt|blocked by .{0,40}guardrail|"
         r"content (policy|moderation)|content exists risk",
     ),
     (
@@ -47,6 +48,7 @@ _KINDS = (
         r"model_decommissioned|no such model|deploymentnotfound|not_found_error.*model|no endpoints found|"
         r"not a valid model",
     ),
+    (ErrorKind.RATE_LIMIT, r"rate_limit_error|rate_limit_exceeded|too many requests"),
     (ErrorKind.OVERLOADED, r"overloaded|no capacity|at capacity|engine_overloaded|server_is_busy"),
 )
 """What an error's words say, in this order, whatever its status."""
@@ -79,7 +81,8 @@ def read_status_error(status: int, content: bytes, headers: Mapping[str, str]) -
 def find_error(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> ProviderError | None:
     """Return the error in a body with status 200, as gateways send it if the server behind them failed; else None."""
     found = body.get("error") or (body.get("type") == "error" and body)
-    if not found or any(body.get(name) for name in ("choices", "content", "output")):
+    has_answer = any(body.get(name) for name in ("choices", "content", "output"))
+    if not found or (has_answer and body.get("status") != "failed"):
         return None
     code = found.get("code") if isinstance(found, Mapping) else None
     status = int(code) if isinstance(code, int | str) and str(code).isdigit() and len(str(code)) == 3 else 500
@@ -89,7 +92,8 @@ def find_error(body: Mapping[str, Any], headers: Mapping[str, str] | None = None
 def is_page(content: bytes, headers: Mapping[str, str]) -> bool:
     """Whether the body is a page for a browser."""
     start = content[:200].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    return "text/html" in headers.get("content-type", "") or start.startswith((b"<!doctype", b"<html", b"<head"))
+    is_named = "text/html" in headers.get("content-type", "") and not start.startswith((b"{", b"["))
+    return is_named or start.startswith((b"<!doctype", b"<html", b"<head"))
 
 
 def _read_page(status: int, content: bytes, headers: Mapping[str, str]) -> ProviderError:
@@ -100,7 +104,8 @@ def _read_page(status: int, content: bytes, headers: Mapping[str, str]) -> Provi
     if status == 407:
         return ProviderError(ErrorKind.NOT_AN_API, f"{what}: the proxy refuses; check HTTPS_PROXY and its password")
     if status in _LATER or status >= 500:
-        return ProviderError(_LATER.get(status, ErrorKind.SERVER), what, _retry_after_s(headers, ""))
+        kind = _LATER.get(status, ErrorKind.SERVER)
+        return ProviderError(kind, what, _retry_after_s(headers, ""), may_have_cost=kind is ErrorKind.TIMEOUT)
     return ProviderError(ErrorKind.NOT_AN_API, f"{what}: is the address right, with its /v1? Does a proxy sign you in?")
 
 
@@ -119,7 +124,9 @@ def _read_body(status: int, body: object, headers: Mapping[str, str]) -> Provide
     safe = one_line(redact(message), 300)
     shown = "" if safe in ("", str(status)) else f": {safe}"
     is_form = kind is ErrorKind.BAD_REQUEST or kind is ErrorKind.SERVER
-    return ProviderError(kind, f"HTTP {status}{shown}{hint}", retry_s, refused=words[:4000] if is_form else "")
+    worked = kind in {ErrorKind.TIMEOUT, ErrorKind.BAD_GENERATION}
+    refused = words[:4000] if is_form else ""
+    return ProviderError(kind, f"HTTP {status}{shown}{hint}", retry_s, refused=refused, may_have_cost=worked)
 
 
 def _find_kind(status: int, words: str, retry_s: float | None) -> ErrorKind:
@@ -172,7 +179,9 @@ def _labels_in(body: object) -> Iterator[str]:
     """Code, type, status and parameter of an error, at any depth of its body."""
     if isinstance(body, Mapping):
         for name, value in body.items():
-            if name in {"code", "type", "param", "status", "loc", "reason", "error_code", "failed_generation"}:
+            if name == "flagged_input":
+                yield "flagged"
+            elif name in {"code", "type", "param", "status", "loc", "reason", "error_code", "failed_generation"}:
                 parts = value if isinstance(value, list) else [value]
                 yield from (f"{name}={part}" for part in parts if isinstance(part, str | int) and part)
             elif isinstance(value, Mapping | list):

@@ -7,6 +7,7 @@ marks, streaming, system text, the name and size of the limit on output tokens, 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -54,6 +55,8 @@ class Form(Model):
     """The word for it that the server accepts; empty leaves it to the model."""
     keeps: bool = True
     """Whether the model's own blocks, with its reasoning, are sent back in a turn."""
+    says_store: bool = True
+    """Whether requests to the Responses API say that nothing is to be stored."""
     marks_cache: bool = False
     streams: bool = False
     system_apart: bool = True
@@ -86,14 +89,20 @@ _OUTPUT_WORDS = (
     r"maxoutputtokens|tokens? limit|can only afford|prompt is too long|exceed_context_size|too many tokens|"
     r"input is too long|max_model_len|maximum (allowed|number of).{0,30}tokens"
 )
+_TOO_LONG = (
+    r"prompt is too long|input is too long|exceed_context_size|input exceeds the context|the input \(\d|"
+    r"input length \(|longer than the (model's|maximum model)|keep the first|decoder prompt|inputs? must have less|"
+    r"context_length_exceeded(?!.*completion)"
+)
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _ABOUT = {
     "api": r"v1/responses|responses api|v1/chat/completions endpoint|not a chat model|/v1/completions|"
     r"operationnotsupported",
     "limit name": r"max_completion_tokens'? instead|param=max_tokens.*unsupported|unsupported.*param=max_tokens|"
     r"loc=max_\w*tokens.*(extra|permitted|unknown|unrecognized)",
+    "input": _TOO_LONG,
     "limit": rf"(?=.*(\d{{3,}}|too (large|long|big|high)|is limited))(?=.*({_OUTPUT_WORDS}))",
-    "stream": r"stream",
+    "stream": r"\bstream",
     "tool choice": r"tool[_ ]?choice|forced (tool|function)",
     "own blocks": r"reasoning_content|reasoning_details|reasoning_text|encrypted|signature|block is bound|"
     r"thinking. (or|blocks?)|without its required|not persisted|could not be verified|expected .thinking",
@@ -110,18 +119,29 @@ _ABOUT = {
 _FEATURES = {"own blocks": "kept", "reasoning": "kept", "turns": "roles"}
 
 
-def step_down(form: Form, error: ProviderError, request: CompletionRequest, apis: tuple[Api, ...]) -> tuple[Form, str]:
+def step_down(
+    form: Form, error: ProviderError, request: CompletionRequest, apis: tuple[Api, ...], tried: Sequence[Form] = ()
+) -> tuple[Form, str]:
     """Return the form to ask in after that refusal, and one line about it; raises `error` if there is none."""
     about = find_feature(error)
     step = _STEPS[about](form, error.refused.lower(), request, apis) if about else None
-    if step is None and error.kind is ErrorKind.BAD_REQUEST and about not in {"limit", "path"}:
+    if step is None and error.kind is ErrorKind.BAD_REQUEST and about not in {"limit", "input", "path"}:
         step = _step_blindly(form, request)
     if step is None:
-        if about == "limit":
+        if about in {"limit", "input"}:
             raise ProviderError(error.kind, f"{error.message}; a context of {NEEDED_CONTEXT:,} tokens is needed")
         raise error
     changes, text = step
-    return form.model_copy(update=changes), text
+    found = form.model_copy(update=changes)
+    # A form that was refused before does not help: go on below it.
+    for go_on in (_step_tools(found, "", request, apis), _step_blindly(found, request)):
+        if found not in tried:
+            break
+        if go_on:
+            found, text = found.model_copy(update=go_on[0]), go_on[1]
+    if found in tried:
+        raise error
+    return found, text
 
 
 def find_feature(error: ProviderError) -> str | None:
@@ -195,8 +215,6 @@ def find_allowed_output(low: str, asked: int) -> int | None:
     ):
         if found := re.search(context, low, re.DOTALL):
             return _number(found[used[0]]) - _number(found[used[1]])
-    if re.search(r"prompt is too long|input is too long|exceed_context_size", low):
-        return None
     smaller = [number for number in numbers if MIN_OUTPUT_TOKENS <= number < asked]
     return max(smaller) if smaller else asked // 2
 
@@ -244,6 +262,10 @@ def _speaks_of_schema(low: str) -> bool:
 
 
 def _step_kept(form: Form, low: str, request: CompletionRequest, apis: tuple[Api, ...]) -> Step:
+    if re.search(r"passed back|is missing", low) and form.call is not CallForm.TEXT:
+        return {"call": CallForm.TEXT}, "the server wants reasoning that is gone; asking for JSON in text"
+    if re.search(r"param=store|\bstore\b", low) and form.says_store:
+        return {"says_store": False}, "the server does not know that nothing is to be stored"
     if form.thinking is not Thinking.NONE and "expected" in low and not form.keeps:
         return {
             "thinking": Thinking.NONE,
@@ -311,6 +333,7 @@ _STEPS = {
     "limit": _step_limit,
     "stream": _step_stream,
     "gateway": _step_gateway,
+    "input": lambda *given: None,
     "tool choice": _step_tool_choice,
     "kept": _step_kept,
     "cache": _step_cache,

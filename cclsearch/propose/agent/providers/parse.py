@@ -56,7 +56,7 @@ def parse_body(content: bytes, headers: Mapping[str, str], join_stream: JoinStre
         try:
             body = _clean(json.loads(content))
         except (ValueError, RecursionError):
-            raise ProviderError(ErrorKind.MALFORMED, "the answer's body is not JSON") from None
+            raise ProviderError(ErrorKind.MALFORMED, "the answer's body is not JSON", may_have_cost=True) from None
     if isinstance(body, list) and len(body) == 1:
         body = body[0]
     if not isinstance(body, dict):
@@ -70,22 +70,27 @@ def parse_body(content: bytes, headers: Mapping[str, str], join_stream: JoinStre
 def _read_events(content: bytes) -> list[dict[str, Any]]:
     """The JSON objects of a stream of server-sent events; lines of other kinds are comments of gateways."""
     events: list[dict[str, Any]] = []
-    for block in re.split(r"\r?\n\r?\n|\n(?=data:)", content.decode("utf-8", "replace")):
-        lines = [line.strip() for line in block.splitlines()]
-        data = "\n".join(line.removeprefix("data:").strip() for line in lines if line.startswith("data:"))
-        try:
-            event = _clean(json.loads(data)) if data else None
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict):
-            events.append(event)
+    text = re.sub(r"\r\n?", "\n", content.decode("utf-8", "replace"))
+    for block in text.split("\n\n"):
+        data = [line.removeprefix("data:").strip() for line in block.split("\n") if line.startswith("data:")]
+        whole = _parse_event("\n".join(data))
+        # some servers leave out the blank line between events
+        events += [whole] if whole is not None else [event for line in data if (event := _parse_event(line))]
     return events
+
+
+def _parse_event(data: str) -> dict[str, Any] | None:
+    try:
+        event = _clean(json.loads(data)) if data else None
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def _find_event_error(event: dict[str, Any]) -> ProviderError | None:
     """Return the error that an event of a stream reports; None if it reports none."""
     response = as_mapping(event.get("response"))
-    if event.get("type") == "error" or (event.get("error") and not event.get("choices")):
+    if event.get("type") == "error" or event.get("error"):
         return find_error({"error": event.get("error") or {k: v for k, v in event.items() if k != "type"}})
     if event.get("type") == "response.failed" and response.get("error"):
         return find_error({"error": response["error"]})

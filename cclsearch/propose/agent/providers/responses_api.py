@@ -26,8 +26,10 @@ def write_body(
     }
     if request.system:
         body["instructions"] = request.system
+    if form.says_store:
+        body["store"] = False
     if form.keeps:
-        body |= {"store": False, "include": ["reasoning.encrypted_content"]}
+        body["include"] = ["reasoning.encrypted_content"]
     if request.tools:
         body["tools"] = [
             {

@@ -55,17 +55,20 @@ def ask_with_retries(
     def wait_s(state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
         named = error.retry_after_s if isinstance(error, ProviderError) else None
-        return settings.again_s if named is None else max(named, 0.1)
+        return settings.again_s if named is None else max(named, settings.again_s)
 
     def is_worth_it(error: BaseException) -> bool:
-        if not isinstance(error, ProviderError) or error.kind not in {*_AGAIN, ErrorKind.RATE_LIMIT}:
+        # What may have to be paid is asked again by the search alone, which counts it.
+        if not isinstance(error, ProviderError) or error.may_have_cost:
+            return False
+        if error.kind not in {*_AGAIN, ErrorKind.RATE_LIMIT}:
             return False
         named = error.retry_after_s
         if named is None:
             waited["again"] += 1
             is_open = "refused" not in error.message.lower()  # else nothing listens there
             return error.kind in _AGAIN and waited["again"] <= settings.tries_again and is_open
-        waited["s"] += named
+        waited["s"] += max(named, settings.again_s)
         return named <= settings.longest_wait_s and waited["s"] <= settings.total_s
 
     retrying = tenacity.Retrying(

@@ -144,7 +144,9 @@ def make_provider(spec: LlmSpec, *, timeout_s: float = TIMEOUT_S, effort: Effort
 def _check_address(address: str, name: str) -> None:
     try:
         parts = urlsplit(address)
-        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+        is_usable = (
+            parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0 and not parts.password
+        )
     except ValueError:
         is_usable = False
     if address and not is_usable:
