@@ -19,7 +19,7 @@ import pytest
 import yaml
 from command_calls import CommandResult, call_in_subprocess
 from llm.players import knob_choices
-from llm.server import KEY, MODEL, Reaction, Say, serve
+from llm.server import KEY, MODEL, Reaction, Say, check_first, serve
 from paths import TESTS
 
 from cclsearch.core.trust import trust_project
@@ -313,7 +313,7 @@ def test_an_llm_reads_the_tasks_words_and_its_configurations_run(toy, monkeypatc
         entry = {"config": next(wanted), "rationale": "larger chunks", **expectations(request)}
         return Say((("submit", {"configurations": [entry]}),))
 
-    with serve(script) as server:
+    with serve(check_first(script)) as server:
         monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
         limited = ("--objective", "steady:seconds=0.05", "--strategy", "llm")
         toy.call(*RUN, "--budget", "4", *limited, "--llm", f"{server.url}/v1#{MODEL}", "--name", "asked")
