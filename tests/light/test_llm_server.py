@@ -126,8 +126,6 @@ def test_the_largest_cost_of_a_request_counts_its_whole_output_and_a_token_for_e
 
 @pytest.mark.parametrize("max_usd", [0.05, 0.2, 0.5, 1.0])
 def test_a_limit_on_the_money_is_never_passed_whatever_the_model_writes(max_usd):
-    price = Price(model="*", input_usd=1.0, output_usd=10.0)
-
     def use_all(request: CompletionRequest) -> Answer:
         usage = Usage(input_tokens=request.num_bytes // 2, output_tokens=request.max_output_tokens)
         return call("candidates").model_copy(update={"usage": usage})
@@ -138,7 +136,6 @@ def test_a_limit_on_the_money_is_never_passed_whatever_the_model_writes(max_usd)
     assert spent.usd <= max_usd
     assert outcome.stall is not None
     assert max_usd == 1.0 or outcome.stall.cause == "limit"
-    assert price.output_usd == 10.0
 
 
 def test_an_answer_that_did_not_arrive_counts_with_its_largest_cost():

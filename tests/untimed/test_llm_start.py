@@ -191,6 +191,7 @@ def test_effort_and_price_reach_the_server_and_the_ledger(project, cli):
         shown = play(server, cli, "--llm-effort", "high", "--llm-price", "1,2", "--max-usd", "0.5")
     assert {body.get("reasoning_effort") for body in server.bodies} == {"high"}
     assert "effort high" in shown
+    assert all(body["stream"] for body in server.bodies), "an answer may take minutes"
     assert "$1 and $2 for a million tokens" in shown
     used = [event.cost.usd for event in load_run(project / "runs" / "r").state.reported if hasattr(event, "cost")]
     assert 0 < sum(used) <= 0.5

@@ -95,7 +95,9 @@ class OpenAIKind(ProviderKind):
             word = (effort or Effort.MEDIUM).value
             form = Form(api=Api.RESPONSES, effort=word, streams=True, limit_name="max_completion_tokens")
         else:
-            form = Form(api=Api.CHAT, effort=effort.value if effort else "")
+            # With much thinking an answer takes minutes, and gateways cut a connection that is silent so long.
+            is_slow = effort in (Effort.HIGH, Effort.MAX)
+            form = Form(api=Api.CHAT, effort=effort.value if effort else "", streams=is_slow)
         creates = {Api.CHAT: create_chat, Api.RESPONSES: create_response}
         server = Server(creates, _find_proxy(address), is_whole=bool(re.search(r"/v\d", urlsplit(address).path)))
         return Client(name_model(self.word, model, base_url), model, server, form, timeout_s=timeout_s)

@@ -51,7 +51,7 @@ _KINDS = (
     (ErrorKind.RATE_LIMIT, r"rate_limit_error|rate_limit_exceeded|too many requests"),
     (ErrorKind.OVERLOADED, r"overloaded|no capacity|at capacity|engine_overloaded|server_is_busy"),
 )
-"""What an error's words say, in this order, whatever its status."""
+"""Kind of an error -> the words that name it; the first that matches counts, whatever the status."""
 _FORM = re.compile(
     r"\b(tool|function|schema|response_format|stream|max_\w*tokens|parameter|v1/(responses|chat/completions))"
 )

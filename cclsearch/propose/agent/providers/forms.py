@@ -28,6 +28,9 @@ class Api(StrEnum):
     CHAT = "chat"
 
 
+API_NAMES = {Api.MESSAGES: "Messages API", Api.RESPONSES: "Responses API", Api.CHAT: "chat completions"}
+
+
 class CallForm(StrEnum):
     """The way in which a request makes the model answer with a call."""
 
@@ -70,7 +73,6 @@ class Form(Model):
 
     def describe(self) -> str:
         """`Responses API, tools, effort high, its reasoning sent back, streamed`."""
-        api = {Api.MESSAGES: "Messages API", Api.RESPONSES: "Responses API", Api.CHAT: "chat completions"}[self.api]
         call = {
             CallForm.FORCED: "tools (a call is required)",
             CallForm.AUTO: "tools",
@@ -80,7 +82,7 @@ class Form(Model):
         thinking = {Thinking.ADAPTIVE: "adaptive thinking", Thinking.BUDGET: "thinking"}.get(self.thinking, "")
         effort = f"effort {self.effort}" if self.effort else ""
         limit = f"at most {self.max_output:,} output tokens" if self.max_output else ""
-        return ", ".join(filter(None, (api, call, thinking, effort, limit, "streamed" * self.streams)))
+        return ", ".join(filter(None, (API_NAMES[self.api], call, thinking, effort, limit, "streamed" * self.streams)))
 
 
 _OUTPUT_WORDS = (
@@ -169,20 +171,17 @@ Step = tuple[dict[str, Any], str] | None
 
 
 def _step_api(form: Form, low: str, request: CompletionRequest, apis: tuple[Api, ...]) -> Step:
-    if form.api is Api.CHAT and Api.RESPONSES in apis and "responses" in low:
-        return {"api": Api.RESPONSES}, "the server wants the Responses API for this model"
-    if form.api is Api.RESPONSES and Api.CHAT in apis:
-        return {"api": Api.CHAT}, "the server has no Responses API for this model; asking by chat completions"
-    if form.api is Api.CHAT and Api.RESPONSES in apis:
-        return {"api": Api.RESPONSES}, "the server refuses chat completions; asking by the Responses API"
-    return None
+    other = {Api.CHAT: Api.RESPONSES, Api.RESPONSES: Api.CHAT}.get(form.api)
+    if other is None or other not in apis:
+        return None
+    return {"api": other}, f"the server refuses this model by {API_NAMES[form.api]}; asking by {API_NAMES[other]}"
 
 
 def _step_path(form: Form, low: str, request: CompletionRequest, apis: tuple[Api, ...]) -> Step:
     if form.api is Api.RESPONSES and Api.CHAT in apis:
         return {"api": Api.CHAT}, "the server has no Responses API; asking by chat completions"
     if not form.path and form.api is Api.CHAT:
-        return {"path": "/v1"}, "nothing answers at this address; asking at the same with /v1"
+        return {"path": "/v1"}, "nothing answers at this address; asking again with /v1 added"
     return None
 
 
@@ -237,14 +236,14 @@ def _step_gateway(form: Form, low: str, request: CompletionRequest, apis: tuple[
 
 def _step_tool_choice(form: Form, low: str, request: CompletionRequest, apis: tuple[Api, ...]) -> Step:
     if form.call is CallForm.FORCED:
-        return {"call": CallForm.AUTO}, "the server refuses that a call is required; leaving it to the model"
+        return {"call": CallForm.AUTO}, "the server refuses a required call; leaving the call to the model"
     return _step_tools(form, low, request, apis)
 
 
 def _step_tools(form: Form, low: str, request: CompletionRequest, apis: tuple[Api, ...]) -> Step:
     if form.call in {CallForm.SCHEMA, CallForm.TEXT}:
         return None
-    if form.api is Api.MESSAGES or _speaks_of_schema(low):
+    if form.api is Api.MESSAGES or re.search(r"schema|grammar|response_format", low):
         return {"call": CallForm.TEXT}, "the server refuses tools; asking for JSON in text"
     return {"call": CallForm.SCHEMA}, "the server refuses tools; asking for JSON"
 
@@ -255,10 +254,6 @@ def _step_schema(form: Form, low: str, request: CompletionRequest, apis: tuple[A
     if form.call is CallForm.TEXT:
         return None
     return {"call": CallForm.TEXT}, "the server refuses the schema; asking for JSON in text"
-
-
-def _speaks_of_schema(low: str) -> bool:
-    return bool(re.search(r"schema|grammar|response_format", low))
 
 
 def _step_kept(form: Form, low: str, request: CompletionRequest, apis: tuple[Api, ...]) -> Step:

@@ -177,7 +177,7 @@ def find_price(name: str) -> Price | None:
 
 
 def refuse_without_price(name: str, options: Mapping[str, Any]) -> None:
-    """Raise UserError if a limit on the money is asked for, but there is no price of `protocol:model`."""
+    """Raise UserError for `--max-usd` without a known price of `protocol:model`."""
     price = parse_price(str(options["price"])) if options.get("price") else find_price(name)
     if options.get("max_usd") is not None and price is None:
         raise UserError(
