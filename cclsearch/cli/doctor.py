@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from cclsearch.checks.doctor import Finding, examine_llm, examine_machine
 from cclsearch.cli.output import show
+from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one line per check; returns 1 if something required is missing."""
+    if args.llm_effort and not args.llm:
+        raise UserError("--llm-effort: no LLM is named; add one with `--llm SPEC`")
     findings = [*examine_machine(), *([examine_llm(args.llm, args.llm_effort)] if args.llm else [])]
     usable = all(finding.check.ok for finding in findings if finding.is_required)
     checks = [{**finding.check.model_dump(), "required": finding.is_required} for finding in findings]

@@ -183,7 +183,8 @@ def test_a_limit_on_the_money_needs_a_price(project, cli):
     url = f"https://llm.example.org/v1#{MODEL}"
     assert "--llm-price" in cli.err([*RUN, "--llm", url, "--max-usd", "1"])
     assert "--llm-price must be" in cli.err([*RUN, "--llm", url, "--max-usd", "1", "--llm-price", "cheap"])
-    assert "--llm-effort" in cli.err([*RUN, "--llm-effort", "high"])
+    for command in (RUN, ["doctor"]):
+        assert "--llm-effort: no LLM" in cli.err([*command, "--llm-effort", "high"])
 
 
 def test_effort_and_price_reach_the_server_and_the_ledger(project, cli):
