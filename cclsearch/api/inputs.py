@@ -14,7 +14,7 @@ from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value, format_config, format_knob_value
 from cclsearch.space import build
-from cclsearch.space.framework import load_framework
+from cclsearch.space.framework import choose_framework
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import predict_space
@@ -56,10 +56,14 @@ def build_space(
     card: CardSource, *, framework: str | None = None, knobs: Knobs | None = None, use_fewer: bool = False
 ) -> Space:
     """Return every configuration that the framework accepts for the card; raises UserError if there is none."""
-    loaded, extra = load_card(card), read_knobs(knobs)
-    rules = load_framework(framework or loaded.framework)
+    return _resolve(card, framework, knobs, use_fewer)[1]
+
+
+def _resolve(card: CardSource, framework: str | None, knobs: Knobs | None, use_fewer: bool) -> tuple[Card, Space]:
+    extra = read_knobs(knobs)
+    loaded, rules = choose_framework(load_card(card), framework)
     build.require_known_knobs(extra, loaded, rules)
-    return build.build_space(loaded, rules, extra, use_fewer)
+    return loaded, build.build_space(loaded, rules, extra, use_fewer)
 
 
 def predict(
@@ -77,8 +81,7 @@ def predict(
     """
     import pandas as pd
 
-    loaded = load_card(card)
-    space = build_space(loaded, framework=framework, knobs=knobs, use_fewer=use_fewer)
+    loaded, space = _resolve(card, framework, knobs, use_fewer)
     prediction = predict_space(loaded, space)
     if prediction is None:
         raise UserError(f"task {loaded.task!r} of {loaded.name} has no closed form: nothing is known before a trial")

@@ -58,7 +58,7 @@ def check_policy(program: str, workloads: Sequence[str], *, use_fewer: bool = Fa
 
 def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
     try:
-        framework = choose_framework(card)
+        card, framework = choose_framework(card)
         space = build_space(card, framework, use_fewer=use_fewer)
     except UserError as error:
         return PolicyVerdict(card.name, None, False, (f"no search space: {error}",))

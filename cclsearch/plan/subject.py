@@ -18,7 +18,7 @@ from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import RunSpec
 from cclsearch.space.build import RuleVerdict, build_space, explain_config, require_known_knobs
-from cclsearch.space.framework import Framework, choose_framework, load_framework
+from cclsearch.space.framework import Framework, choose_framework
 from cclsearch.space.parse import parse_knobs, read_tuning_config
 from cclsearch.space.table import Space
 
@@ -96,7 +96,7 @@ def _place(asked: Asked, workload: str) -> Subject:
     if profile is not None:
         hardware, looked_up = resolve_hardware(card, profile)
         card = card.model_copy(update={"hardware": hardware})
-    framework = choose_framework(card, asked.framework or (profile.framework if profile is not None else None))
+    card, framework = choose_framework(card, asked.framework or (profile.framework if profile is not None else None))
     extra = (*read_tuning_config(asked.tuning_config), *parse_knobs(asked.knobs))
     declared = profile.knobs if profile is not None else ()
     require_known_knobs(extra, card, framework, declared)
@@ -140,9 +140,10 @@ def _read_run(spec: RunSpec) -> Subject:
         return Subject(
             f"run {spec.run_id}", spec.card, spec.framework, None, recording=recorded.recording, notes=recorded.notes
         )
-    framework = load_framework(spec.framework)
-    knobs, notes = spec.knobs, spec.card.remarks
-    return Subject(f"run {spec.run_id}", spec.card, framework.name, framework, knobs, spec.use_fewer, notes=notes)
+    card, framework = choose_framework(spec.card, spec.framework)
+    return Subject(
+        f"run {spec.run_id}", card, framework.name, framework, spec.knobs, spec.use_fewer, notes=card.remarks
+    )
 
 
 def _read_recording(recording: Recording) -> Subject:

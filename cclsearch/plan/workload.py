@@ -55,7 +55,7 @@ def resolve_workload(request: SearchRequest, card: Card, target: Target, objecti
         return _resolve_recorded(request, card, target.recording, objective)
     hardware, looked_up = resolve_hardware(card, target.profile)
     card = card.model_copy(update={"hardware": hardware})
-    framework = choose_framework(card, request.framework or target.profile.framework)
+    card, framework = choose_framework(card, request.framework or target.profile.framework)
     offered = (*target.profile.knobs, *list_power_knobs(target.profile))
     require_known_knobs(request.knobs, card, framework, offered)
     knobs = (*target.profile.knobs, *request.knobs)

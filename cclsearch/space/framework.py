@@ -294,13 +294,16 @@ class Framework(Model):
         return (*applied, *make_effect_rules({knob.name: knob.choices for knob in knobs}))
 
 
-def choose_framework(card: Card, chosen: str | None = None) -> Framework:
-    """The chosen framework, else the card's; UserError lists those that can run the card if there is no such one."""
-    if chosen is not None:
-        return load_framework(chosen)
+def choose_framework(card: Card, chosen: str | None = None) -> tuple[Card, Framework]:
+    """Return the chosen framework, else the card's, and the card, which then names it.
+
+    UserError lists the frameworks that can run the card if there is no such one.
+    """
     found = find_framework(card.framework)
+    if chosen is not None and (asked := load_framework(chosen)) != found:
+        return card.model_copy(update={"framework": asked.name, "framework_version": ""}), asked
     if found is not None:
-        return found
+        return card, found
     able = [framework.name for framework in _read_all() if framework.can_run(card)]
     named = (
         f"the framework {one_line(card.framework, 60)!r}, for which there is no run script" if card.framework else ""

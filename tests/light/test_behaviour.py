@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from test_prediction import make_space
 
+from cclsearch import predict
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
+from cclsearch.plan.plan import plan_search
+from cclsearch.plan.request import SearchRequest
+from cclsearch.plan.subject import Asked, find_subject
+from cclsearch.run.spec import SearchLimits
 from cclsearch.space.framework import find_behaviour, load_framework
 from cclsearch.tasks.machine import read_machine
 from cclsearch.tasks.training.layer_time import slow_gemm
@@ -35,6 +40,27 @@ def card_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, behaviou
     (folder / f"{name}.framework.yaml").write_text(FILE + behaviour)
     monkeypatch.setenv("CCL_SEARCH_PATH", str(tmp_path))
     return load_card("wl2").model_copy(update={"framework": name})
+
+
+def plan_card(way: dict[str, object]) -> Card:
+    request = SearchRequest("wl2", SearchLimits(budget=1), launcher="simulate", use_fewer=True, **way)
+    return plan_search(request).spec.card
+
+
+def test_a_chosen_framework_predicts_as_the_framework_of_the_card(tmp_path, monkeypatch):
+    card_of(tmp_path, monkeypatch, "split-one", "  sequence_parallel: true\n")
+    ways = [{"framework": "split-one"}, {"sets": ["framework=split-one"]}, {"framework": "megatron"}]
+    asked = [find_subject(Asked(workload="wl2", **way)).card for way in ways]
+    planned = [plan_card(way) for way in ways]
+    for chosen, named, own in (asked, planned):
+        assert chosen.framework == named.framework == "split-one"
+        assert own == named.model_copy(update={"framework": own.framework})
+        assert parts_of(chosen).replicated[0] == parts_of(named).replicated[0] == 0 < parts_of(own).replicated[0]
+    one = [
+        predict(load_card("wl2", sets=way.get("sets", ())), framework=way.get("framework"), use_fewer=True)
+        for way in ways[:2]
+    ]
+    assert one[0].equals(one[1])
 
 
 def parts_of(card: Card) -> TimeParts:
