@@ -27,7 +27,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from cclsearch.core.content import list_modules
 from cclsearch.core.errors import BrokenPlugin, UserError
 from cclsearch.core.text import guess_name, one_line
-from cclsearch.core.trust import find_owner, is_trusted
+from cclsearch.core.trust import find_owner, find_trusted
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -144,16 +144,26 @@ def load_plugins() -> list[Plugin]:
     if not _has_begun:
         _has_begun = True
         for point in entry_points(group=ENTRY_POINT_GROUP):
-            package = point.dist.name if point.dist else "an unknown package"
-            _load_one(Plugin(f"{package} ({point.value})"), point.load)
+            name = f"{point.dist.name if point.dist else 'an unknown package'} ({point.value})"
+            place = Path(str(point.dist.locate_file("x"))).resolve() if point.dist else Path(sys.prefix, "x")
+            # An empty part of PYTHONPATH is the working directory: what is there was not installed.
+            if place.parent != Path.cwd().resolve() or find_trusted(place) is not None:
+                _load_one(Plugin(name), point.load)
+            else:
+                _refuse(name, place)
         for path in list_modules():
             name = f"{path.parent.name}/{path.name}"
-            if is_trusted(path):
-                _load_one(Plugin(name, remedy=f"correct {str(path)!r}"), partial(_import_file, path))
+            if (real := find_trusted(path)) is not None:
+                _load_one(Plugin(name, remedy=f"correct {str(path)!r}"), partial(_import_file, real))
             else:
-                allow = f"`ccl-search trust {shlex.quote(str(find_owner(path)))}` lets it run; look at it first"
-                _report(Plugin(name, f"it is code of {str(find_owner(path))!r}, which is not trusted", allow))
+                _refuse(name, path)
     return list(_PLUGINS.values())
+
+
+def _refuse(name: str, path: Path) -> None:
+    owner = find_owner(path)
+    allow = f"`ccl-search trust {shlex.quote(str(owner))}` lets it run; look at it first"
+    _report(Plugin(name, f"it is code of {str(owner)!r}, which is not trusted", allow))
 
 
 def _load_one(plugin: Plugin, load: Callable[[], Any]) -> None:

@@ -1,8 +1,10 @@
 """Decide whose code may run: the package's, and a project's that asks for it and that this user confirmed here.
 
 `trust_code: true` in a project's `ccl-search.yaml` is copied with the folder, so it alone means nothing: a record in
-the user's state folder says that this user gave it for this folder on this machine. The record names the folder's real
-path and its inode: another folder that is later put at the same path is asked about again.
+the user's state folder says that this user gave it for this folder on this machine. The record has the folder's real
+path, the identities (device, inode, birth time) of the folder and of a mark in it, and the mark's random token. A
+folder that was made again has another birth time; one that was emptied and filled lost its mark, and a copied mark is
+another file. If the file system gives no birth time, or nothing can be written there, the record counts for a day.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,11 +30,18 @@ from cclsearch.core.content import (
     shipped_root,
 )
 from cclsearch.core.errors import UserError, writing_to
+from cclsearch.core.file_identity import FileIdentity, identify
+from cclsearch.core.job_file import JobFileError, read_job_text
 from cclsearch.core.settings import SETTINGS_FILE, load_settings
 
 LINE = "trust_code: true"
 RUN_FILE = "search.yaml"
 """Makes a folder a run folder."""
+DAY_S = 24 * 3600.0
+"""Seconds for which a record counts whose folder cannot be told from a later one."""
+_MARK = f".ccl-search-{os.getuid()}"
+"""Folder of this user's mark in a project. git ignores it, and each user of a shared project has one."""
+_REPOSITORY = (".git", ".hg", ".jj", ".svn")
 _STATED = re.compile(r"^trust_code\s*:.*$", re.MULTILINE)
 
 
@@ -43,31 +54,41 @@ def is_shipped(path: Path) -> bool:
 
 
 def find_owner(path: Path) -> Path:
-    """The project that a file belongs to, after links are followed: the nearest folder upwards with settings.
+    """The project that a file belongs to, after links are followed: the nearest of the folders upwards that counts.
 
-    Without settings, the folder that holds its `launchers/`, `policies/`, ...; else the file's own.
+    One counts if it has settings, is a repository, or holds the `launchers/`, `policies/`, ... in which the file is: a
+    clone below a trusted folder is a project of its own. Else the file's own folder.
     """
     real = path.resolve()
     for folder in real.parents:
-        if os.path.isfile(folder / SETTINGS_FILE):
+        if any(os.path.lexists(folder / name) for name in (SETTINGS_FILE, *_REPOSITORY)):
             return folder
-    return real.parent.parent if real.parent.name in CODE_FOLDERS else real.parent
+        if folder.name in CODE_FOLDERS:
+            return folder.parent
+    return real.parent
 
 
-def require_trust(path: Path, what: str) -> None:
-    """Raise UserError, in one line with the remedy, unless the code in `path` may run; `what` describes that code."""
-    if is_shipped(path):
-        return
-    owner = find_owner(path)
+def require_trust(path: Path, what: str) -> Path:
+    """The real path of the code in `path`, which may run; `what` describes that code.
+
+    Raises UserError, in one line with the remedy, if it may not. A caller that runs the returned path runs what was
+    checked, even if a link on the way is changed meanwhile.
+    """
+    real = path.resolve()
+    if is_shipped(real):
+        return real
+    owner = find_owner(real)
     settings = load_settings(owner)
-    if _is_in_run(path.resolve(), owner, owner / settings.runs):
+    if _is_in_run(real, owner, owner / settings.runs):
         raise UserError(
             f"{str(path)!r} is {what}, but in a folder of runs, which may have been copied: nothing there runs. Move it"
             f" to {str(owner)!r}"
         )
+    if brought := _find_foreign(real, owner):
+        raise UserError(f"{str(path)!r} is {what}, but {brought}: nothing of others runs. Put a copy in its place")
     says_so = settings.trust_code
     if says_so and _is_confirmed(owner):
-        return
+        return real
     lack = (
         f"{SETTINGS_FILE} there has `{LINE}`, but you have not confirmed it for this folder on this machine (it may"
         " have been copied)"
@@ -81,19 +102,16 @@ def require_trust(path: Path, what: str) -> None:
 
 
 def find_code(folder: str, name: str, suffix: str) -> Path:
-    """As `find_content`, for a file that will run; raises UserError unless it may."""
-    path = find_content(folder, name, suffix)
-    require_trust(path, f"a {CONTENT_KINDS[folder]}")
-    return path
+    """As `find_content`, for a file that will run, with links followed; raises UserError unless it may."""
+    return require_trust(find_content(folder, name, suffix), f"a {CONTENT_KINDS[folder]}")
 
 
-def is_trusted(path: Path) -> bool:
-    """Whether the code in a file may run."""
+def find_trusted(path: Path) -> Path | None:
+    """The real path of a file whose code may run; None if it may not."""
     try:
-        require_trust(path, "code")
+        return require_trust(path, "code")
     except UserError:
-        return False
-    return True
+        return None
 
 
 def trust_project(folder: Path) -> None:
@@ -118,9 +136,15 @@ def confirm(folder: Path) -> None:
     """Record that this user trusts the code of the folder on this machine."""
     owner = folder.resolve()
     record = _record_of(owner)
+    token, mark = secrets.token_hex(16), owner / _MARK
+    with contextlib.suppress(OSError):  # a folder that is only read has no mark
+        mark.mkdir(exist_ok=True, mode=0o700)
+        write_atomically(mark / ".gitignore", "*\n")
+        write_atomically(mark / "trust", token)
+    known = {"path": str(owner), "folder": identify(owner)[0], "mark": _read_mark(owner), "time_s": time.time()}
     with writing_to(record):
         record.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(record, json.dumps({"path": str(owner), "inode": owner.stat().st_ino}))
+        write_atomically(record, json.dumps(known))
 
 
 def withdraw_trust(folder: Path) -> bool:
@@ -154,12 +178,42 @@ def _is_in_run(real: Path, owner: Path, runs: Path) -> bool:
     return real.is_relative_to(runs.resolve()) or any(os.path.lexists(folder / RUN_FILE) for folder in inside)
 
 
+def _find_foreign(real: Path, owner: Path) -> str:
+    """Why another's folder or file is at the path although the path is the project's; empty if none is."""
+    with contextlib.suppress(OSError):
+        found = os.stat(real)
+        if found.st_nlink > 1 and found.st_uid not in (0, os.getuid()):
+            return "it is also the file of another user (a hard link)"
+        if identify(real)[1] != identify(owner)[1]:
+            return f"it is mounted into the project {str(owner)!r} from elsewhere"
+    return ""
+
+
+_DAILY: set[tuple[Path, FileIdentity]] = set()
+"""Folders that this process asked about: a search that began does not end after a day."""
+
+
 def _is_confirmed(owner: Path) -> bool:
     try:
-        record = json.loads(_record_of(owner).read_text(encoding="utf-8"))
-        return bool(record == {"path": str(owner), "inode": owner.stat().st_ino})
-    except (OSError, ValueError):
+        known = json.loads(_record_of(owner).read_text(encoding="utf-8"))
+        folder, mark = identify(owner)[0], known["mark"]
+        if known["path"] != str(owner) or known["folder"] != [*folder] or (mark and mark != _read_mark(owner)):
+            return False
+        is_sure = mark and folder.born_ns is not None
+        if is_sure or 0 <= time.time() - known["time_s"] < DAY_S:
+            _DAILY.add((owner, folder))
+        return (owner, folder) in _DAILY
+    except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def _read_mark(owner: Path) -> list[object] | None:
+    """The identity and the token of this user's mark in a project; None without one."""
+    path = owner / _MARK / "trust"
+    try:
+        return [*identify(path)[0], read_job_text(path)]
+    except (OSError, JobFileError):
+        return None
 
 
 def _record_of(owner: Path) -> Path:

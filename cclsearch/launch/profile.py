@@ -178,8 +178,10 @@ def require_trusted_launch(profile: Profile) -> None:
     fields = ", ".join(commands)
     if not source.is_file() and profile.name in list_profiles():  # the project was moved since
         source = find_content("launchers", profile.name, *PROFILE_SUFFIXES)
-    require_trust(source, f"a launcher profile that says what runs ({fields}),")
-    if profile.run_dir is not None and commands != list_commands(load_profile(str(source))):
+    real = require_trust(source, f"a launcher profile that says what runs ({fields}),")
+    if commands != list_commands(load_profile(str(real))):
+        if profile.run_dir is None:
+            raise UserError(f"{str(source)!r} was changed since it was read: run the command again")
         raise UserError(
             f"{str(profile.run_dir)!r} says otherwise than {str(source)!r} what runs ({fields}), and what only a run"
             " folder says does not run: restore these fields of the profile, or start a new search with --learn-from"

@@ -160,6 +160,8 @@ class Framework(Model):
     """Source of the rules: documentation and version."""
     path: Path | None = None
     """File of the framework."""
+    read_from: Path | None = None
+    """That file after links were followed, once, when it was read."""
 
     @field_validator("cannot")
     @classmethod
@@ -206,14 +208,19 @@ class Framework(Model):
         if self.script is None or not (folder / self.script).is_file():
             what = f"its run script {self.script!r} is missing" if self.script else "it has no run script"
             raise UserError(f"framework {self.name!r} cannot run here: {what}; only recordings of it can be searched")
-        self.require_trust()
-        return folder / self.script
+        return self.require_trust() or folder / self.script
 
-    def require_trust(self) -> None:
-        """Raise UserError unless its run script, and the file that defines the script's input, may run."""
-        if self.path is not None and self.script is not None:
-            require_trust(self.path.parent / self.script, "a run script")
-            require_trust(self.path, "a framework file")
+    def require_trust(self) -> Path | None:
+        """The real path of its run script, or None without a file.
+
+        Raises UserError unless the script, and the file that defines the script's input, may run.
+        """
+        if self.path is None or self.script is None:
+            return None
+        script = require_trust(self.path.parent / self.script, "a run script")
+        if require_trust(self.path, "a framework file") != (self.read_from or self.path.resolve()):
+            raise UserError(f"{str(self.path)!r} was replaced since it was read: run the command again")
+        return script
 
     def require_buildable(self, card: Card) -> None:
         """Raises UserError that names the card's field if the run script cannot do its task or build its model."""
@@ -371,7 +378,8 @@ def _read_all() -> Iterator[Framework]:
 
 def _read(name: str) -> Framework:
     path = find_content(FOLDER, name, SUFFIX)
-    return validate_mapping(Framework, {**read_yaml(path), "name": name, "path": path}, str(path))
+    real = path.resolve()
+    return validate_mapping(Framework, {**read_yaml(real), "name": name, "path": path, "read_from": real}, str(path))
 
 
 def _normalize(name: str) -> str:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import shutil
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 from command_line import run_command
 from paths import ROOT
+from privileges import enforced_permissions
 
 from cclsearch import search
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
+from cclsearch.core.file_identity import identify
 from cclsearch.core.settings import load_settings
-from cclsearch.core.trust import is_trusted, require_trust, trust_project
+from cclsearch.core.trust import confirm, find_trusted, require_trust, trust_project
 from cclsearch.launch.profile import make_launcher
 from cclsearch.loop.session import open_session
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.run.folder import create_run
 from cclsearch.run.spec import SearchLimits, read_spec
+from cclsearch.space.framework import load_framework
 
 SHIPPED = ROOT / "launchers"
 RUN = ["run", "--workload", "tiny", "--budget", "1", "--quiet"]
@@ -100,30 +107,175 @@ def test_a_profile_of_data_alone_needs_no_trust(copied):
 def test_trust_is_for_one_folder_and_ends(copied, monkeypatch, cli):
     (copied / "ccl-search.yaml").write_text("# mine\nbudget: 3\ntrust_code: false\n")
     script = copied / "launchers" / "evil.py"
-    assert not is_trusted(script)
+    assert find_trusted(script) is None
     assert "launchers/evil.py" in cli.out(["trust"])
     assert (copied / "ccl-search.yaml").read_text() == "# mine\nbudget: 3\ntrust_code: true\n"
-    assert is_trusted(script)
+    assert find_trusted(script) is not None
     again = copied.parent / "again"
     shutil.copytree(copied, again)
-    assert not is_trusted(again / "launchers" / "evil.py"), "a copy is asked about again"
+    assert find_trusted(again / "launchers" / "evil.py") is None, "a copy is asked about again"
     (copied / "ccl-search.yaml").write_text("budget: 3\n")
-    assert not is_trusted(script), "the line is needed"
+    assert find_trusted(script) is None, "the line is needed"
     trust_project(copied)
     assert load_settings(copied).budget == 3
     copied.rename(copied.parent / "moved")
     again.rename(copied)
-    assert not is_trusted(script), "another folder at the same path is asked about again"
+    assert find_trusted(script) is None, "another folder at the same path is asked about again"
     trust_project(copied)
     assert main(["trust", str(copied), "--withdraw"]) == 0
-    assert not is_trusted(script)
+    assert find_trusted(script) is None
+
+
+def write_again(folder: Path, how: str, beside: Path) -> None:
+    """Put a hostile copy at the path of a trusted folder, by one of the ways in which that happens every day."""
+    shutil.copytree(folder, beside)  # the mark is copied too
+    if how == "emptied and filled":
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.copytree(beside, folder, dirs_exist_ok=True)
+    else:
+        shutil.rmtree(folder)
+        shutil.copytree(beside, folder)
+
+
+@pytest.mark.parametrize("how", ["deleted and made", "emptied and filled"])
+def test_a_folder_that_was_made_again_with_the_same_inode_is_asked_about(copied, how, tmp_path, monkeypatch):
+    """Ext4 gives a freed inode to the next folder: a clone at the path of a deleted one had it in 28 of 30 tries."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    script = copied / "launchers" / "evil.py"
+    trust_project(copied)
+    write_again(copied, how, tmp_path / "beside")
+    (record,) = (tmp_path / "state" / "ccl-search" / "trusted").iterdir()
+    known = json.loads(record.read_text())
+    for place, path in (("folder", copied), ("mark", copied / f".ccl-search-{os.getuid()}" / "trust")):
+        known[place][:2] = [path.stat().st_dev, path.stat().st_ino]  # the inodes are given out again
+    record.write_text(json.dumps(known))
+    assert find_trusted(script) is None
+
+
+def test_an_owners_edits_in_place_ask_nothing(copied):
+    script = copied / "launchers" / "evil.py"
+    trust_project(copied)
+    edited = script.with_suffix(".new")
+    edited.write_text("pass\n")
+    edited.replace(script)
+    shutil.rmtree(copied / "policies")
+    (copied / "metrics").mkdir()
+    (copied / "ccl-search.yaml").write_text("trust_code: true\nbudget: 3\n")
+    assert find_trusted(script) == script
+    mark = copied / f".ccl-search-{os.getuid()}"
+    if shutil.which("git"):
+        subprocess.run(["git", "init", "-q", copied], check=True)
+        shown = subprocess.run(["git", "status", "--short", "-uall"], cwd=copied, capture_output=True, text=True)
+        assert mark.name not in shown.stdout
+
+
+@pytest.mark.parametrize("lacks", ["birth time", "mark"])
+def test_a_folder_that_cannot_be_told_from_a_later_one_is_asked_about_once_a_day(copied, lacks, monkeypatch):
+    script = copied / "launchers" / "evil.py"
+    if lacks == "birth time":
+        monkeypatch.setattr("cclsearch.core.file_identity._find_statx", lambda: None)
+        trust_project(copied)
+        if identify(copied)[0].born_ns is not None:
+            pytest.skip("os.stat has birth times here")
+    else:
+        trust_project(copied)
+        copied.chmod(0o500)
+        shutil.rmtree(copied / f".ccl-search-{os.getuid()}")
+        with enforced_permissions():
+            confirm(copied)
+    later = time.time() + 24 * 3600
+    monkeypatch.setattr("cclsearch.core.trust.time.time", lambda: later)
+    assert find_trusted(script) is None
+    monkeypatch.undo()
+    if lacks == "birth time":
+        monkeypatch.setattr("cclsearch.core.file_identity._find_statx", lambda: None)
+    monkeypatch.setenv("XDG_STATE_HOME", str(copied.parent / "state"))
+    confirm(copied)
+    assert find_trusted(script) is not None
+    monkeypatch.setattr("cclsearch.core.trust.time.time", lambda: later)
+    assert find_trusted(script) is not None, "a search that began goes on"
+
+
+@pytest.mark.parametrize("sign", ["launchers", ".git"])
+def test_a_clone_below_a_trusted_folder_is_a_project_of_its_own(copied, project, sign, cli, monkeypatch):
+    trust_project(project)
+    (copied / "ccl-search.yaml").unlink()
+    clone = project / "Downloads" / "clone"
+    clone.parent.mkdir()
+    copied.rename(clone)
+    monkeypatch.chdir(clone)
+    path = "launchers/prompt.yaml"
+    if sign == ".git":
+        (clone / "launchers").rename(clone / "bin")
+        (clone / ".git").mkdir()
+        path = "bin/prompt.yaml"
+    assert f"ccl-search trust {clone}" in cli.err(hostile("--launcher", path))
+    assert not (clone.parent / "RAN").exists()
+
+
+def test_what_was_checked_is_what_runs_even_if_a_link_changes_meanwhile(copied, project):
+    shutil.copytree(SHIPPED, project / "launchers")
+    trust_project(project)
+    link = copied / "launchers"
+    shutil.rmtree(link)
+    link.symlink_to(project / "launchers")
+    os.chdir(copied)
+    framework = load_framework("cpu")
+    assert framework.path == link / "cpu.framework.yaml"
+    assert framework.script_path == project / "launchers" / "cpu.py", "not through the link"
+    link.unlink()
+    shutil.copytree(project / "launchers", link)
+    with pytest.raises(UserError, match="ccl-search trust"):
+        _ = framework.script_path
+    other = copied.parent / "other"
+    link.rename(other)
+    link.symlink_to(other)
+    trust_project(other.parent)
+    with pytest.raises(UserError, match="was replaced since it was read"):
+        _ = framework.script_path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user and mounts")
+@pytest.mark.parametrize("how", ["hard link of another user", "mounted folder", "mounted file"])
+def test_a_file_of_others_inside_a_trusted_folder_does_not_run(copied, project, how):
+    trust_project(project)
+    (project / "policies").mkdir()
+    place, source = project / "policies" / "evil.py", copied / "policies" / "evil.py"
+    words = [sys.executable, "-P", "-m", "cclsearch", "policy", "test", "evil"]
+    if how == "hard link of another user":
+        os.chown(source, 65534, 65534)
+        place.hardlink_to(source)
+    else:
+        place.touch()
+        pair = (source, place) if how == "mounted file" else (source.parent, place.parent)
+        mount = f"mount --bind {shlex.quote(str(pair[0]))} {shlex.quote(str(pair[1]))}"
+        words = ["unshare", "--mount", "sh", "-c", f"{mount} || exit 77; exec {shlex.join(words)}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=project, capture_output=True, text=True, env=environment)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("this container mounts nothing")
+    assert done.returncode == 2, done.stderr
+    assert "nothing of others runs" in done.stderr
+
+
+def test_an_entry_point_that_lies_in_the_working_directory_is_code_of_the_project(copied):
+    info = copied / "evil-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[cclsearch]\nx = evil_module\n")
+    (copied / "evil_module.py").write_text((copied / "launchers" / "evil.py").read_text())
+    # an empty part of PYTHONPATH is the working directory
+    done = run_command("launcher", "list", cwd=copied, environment={"PYTHONPATH": f":{ROOT}"})
+    assert not (copied.parent / "RAN").exists()
+    assert f"evil (evil_module) is left out: it is code of {str(copied)!r}" in done.stderr
 
 
 def test_another_user_has_not_confirmed_it(copied, monkeypatch, tmp_path):
     trust_project(copied)
-    assert is_trusted(copied / "launchers" / "evil.py")
+    assert find_trusted(copied / "launchers" / "evil.py") is not None
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-another"))
-    assert not is_trusted(copied / "launchers" / "evil.py")
+    assert find_trusted(copied / "launchers" / "evil.py") is None
     monkeypatch.setenv("XDG_STATE_HOME", "state")  # relative: it would be a folder of the project
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     trust_project(copied)
@@ -212,7 +364,7 @@ def test_init_does_not_trust_code_that_is_there_already(copied, cli):
     (copied / "ccl-search.yaml").unlink()
     assert "does not run before `ccl-search trust .`: launchers/evil.framework.yaml" in cli.out(["init", ".", "--yes"])
     assert not load_settings(copied).trust_code
-    assert not is_trusted(copied / "launchers" / "evil.py")
+    assert find_trusted(copied / "launchers" / "evil.py") is None
     assert main(["init", str(copied.parent / "new"), "--yes"]) == 0
     (copied.parent / "new" / "launchers" / "mine.py").touch()
     require_trust(copied.parent / "new" / "launchers" / "mine.py", "a run script")

@@ -78,14 +78,13 @@ def try_sampler(spec: str, view: SearchView) -> None:
 def _load_hub(folder: Path) -> ModuleType:
     if not (folder / "__init__.py").is_file():
         raise UserError(f"the folder {str(folder)!r} is not an OptunaHub package: it has no __init__.py")
-    require_trust(folder / "__init__.py", "a sampler")
+    resolved = require_trust(folder / "__init__.py", "a sampler").parent
     try:
         import optunahub
     except ImportError:
         raise UserError(
             f"the sampler {str(folder)!r} needs optunahub, which is not installed: run `pip install optunahub`"
         ) from None
-    resolved = folder.resolve()
     with _explaining(str(folder)):
         module: ModuleType = optunahub.load_local_module(resolved.name, registry_root=str(resolved.parent))
     return module
