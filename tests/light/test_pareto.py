@@ -11,13 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_runs import write_recording
 
+from cclsearch.card.load import load_card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.pareto_proposer import ParetoProposer, split_by_size
+from cclsearch.propose.bayes.pareto_proposer import ParetoProposer
 from cclsearch.recording.join import find_family, join_recordings
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.scoring.objective import load_objective
+from cclsearch.space.build import build_space
+from cclsearch.space.framework import load_framework
+from cclsearch.space.table import count_ranks
 from cclsearch.stats.pareto import (
     choose_by_weight,
     choose_reference_point,
@@ -29,6 +33,7 @@ from cclsearch.stats.pareto import (
     measure_hypervolume,
     parse_weights,
 )
+from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings
 
 # step time and accelerators: (4, 1) (2, 2) (1.5, 4) are the Pareto front; (3, 2) and (2, 4) are dominated
 POINTS = np.array([[4.0, 1.0], [3.0, 2.0], [2.0, 2.0], [2.0, 4.0], [1.5, 4.0]])
@@ -193,11 +198,19 @@ def test_other_metrics_form_a_pareto_front_too(joined):
     assert len(set(rows)) == 4
 
 
-def test_the_parts_by_size_cover_the_space(joined):
-    sizes = split_by_size(joined.space)
-    assert [size.num_accelerators for size in sizes] == [4, 8, 16]
-    assert sorted(row for size in sizes for row in size.row_of) == list(range(27))
-    assert [size.width for size in sizes] == pytest.approx([1.0, 1.0, 1.0])
-    for size in sizes:
-        for row, here in size.row_of.items():
-            assert size.space.config(here) == joined.space.config(row)
+def test_a_size_that_runs_out_of_memory_is_not_tried_again_and_again():
+    card = load_card("wl5")
+    space = build_space(card, load_framework(card.framework), use_fewer=True)
+    cluster = SimulatedCluster.of(SimulatedSettings(), card, space)
+    seen: list[Observation] = []
+    for trial in range(1, 13):
+        view = SearchView(card, space, tuple(seen), frozenset(), 13 - trial, seed=0, target=load_objective("pareto"))
+        config = ParetoProposer().propose(view, 1)[0].config
+        row = space.row(config)
+        assert row is not None
+        result = cluster.run(row, 1)
+        failure = None if result.metrics else Failure(stage=Stage.RUN, kind=FailureKind.OUT_OF_MEMORY, message="oom")
+        metrics = {**result.metrics, "num_accelerators": float(count_ranks(config))}
+        seen.append(Observation(trial, config, row, result.metrics.get("step_time_s"), failure, metrics=metrics))
+    assert sum(o.failure is not None for o in seen) <= 3
+    assert {count_ranks(o.config) for o in seen if o.failure is None} >= {8, 12, 16}

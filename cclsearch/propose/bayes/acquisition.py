@@ -63,14 +63,20 @@ def incumbent(posterior: CandidatePosterior) -> Array:
     if posterior.best is not None:
         incumbent_k = np.full(len(posterior.weight_k), posterior.best)
     else:
-        # a row counts as up to e^3 worse by its probability of failure, so that the incumbent is one likely to count
-        failing = 3.0 * (1 - posterior.p_valid_m)
-        incumbent_k = np.full(len(posterior.weight_k), float(np.min(posterior.mean_m + failing)) + FIRST_MARGIN)
+        incumbent_k = np.full(len(posterior.weight_k), float(np.min(find_safe_loss(posterior))) + FIRST_MARGIN)
     return np.minimum(incumbent_k, posterior.pending_kp.min(axis=1)) if posterior.pending_kp.shape[1] else incumbent_k
 
 
+def find_safe_loss(posterior: CandidatePosterior) -> Array:
+    """(m,) expected loss, up to e^3 worse by the probability of failure: the best is one likely to count."""
+    return np.asarray(posterior.mean_m + 3.0 * (1 - posterior.p_valid_m))
+
+
 def expected_improvement(posterior: CandidatePosterior, incumbent_k: Array) -> Array:
-    """(m,) expected improvement, averaged over the models, in units of the loss scale (Jones et al. 1998, eq. 15)."""
-    z = (incumbent_k[:, None] - posterior.mean_km) / posterior.sd_km
+    """(m,) expected improvement, averaged over the models, in units of the loss scale (Jones et al. 1998, eq. 15).
+
+    The incumbent is one for all candidates, or has one column for each.
+    """
+    z = (incumbent_k.reshape(len(incumbent_k), -1) - posterior.mean_km) / posterior.sd_km
     density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
     return np.asarray(posterior.weight_k @ (posterior.sd_km * (z * ndtr(z) + density)))

@@ -73,23 +73,31 @@ def select_window(observations: Sequence[Observation]) -> Sequence[Observation]:
     return tuple(observations[int(n)] for n in np.flatnonzero(kept_n))
 
 
-def choose_candidates(models: MetricModels, view: SearchView, predictor: Predictor, open_rows: Rows) -> Rows:
-    """Return the rows that get a full posterior, in order.
+def choose_candidates(models: MetricModels, view: SearchView, predictor: Predictor, groups: Sequence[Rows]) -> Rows:
+    """Return the rows that get a full posterior, in order: as many from each group of open rows, if not all.
 
     `view` has all observations, the models those fitted; `predictor` is without the hints of an LLM.
     """
     most = MAX_CANDIDATES if len(view.observations) <= MAX_OBSERVATIONS else MAX_CANDIDATES_WINDOWED
     if (loads := predictor.loads) is not None:
         most = min(most, MAX_LOADS // len(loads.grid))
-    if len(open_rows) <= most:
-        return open_rows
+    if sum(map(len, groups)) <= most:
+        return np.sort(np.concatenate(groups))
+    most //= len(groups)
     if len(view.space) <= MAX_RANKED:
-        return np.sort(open_rows[np.argsort(_rank(models, open_rows), kind="stable")[:most]])
+        best = [rows[np.argsort(_rank(models, rows), kind="stable")[:most]] for rows in groups]
+        return np.sort(np.concatenate(best))
     order = _rank_space(models, view, predictor)
-    ranked = order[~view.taken_N[order]][:MAX_RANKED].astype(np.int64)
-    near = _find_neighbours(view, most // 2)
-    first = ranked[np.argsort(_rank(models, ranked), kind="stable")]
-    return np.sort(np.concatenate([near, first[~np.isin(first, near)][: most - len(near)]]))
+    near = _find_neighbours(view, most * len(groups) // 2)
+    chosen = [near]
+    for rows in groups:
+        is_here_N = np.zeros(len(order), dtype=bool)
+        is_here_N[rows] = True
+        ranked = order[is_here_N[order]][: MAX_RANKED // len(groups)].astype(np.int64)
+        first = ranked[np.argsort(_rank(models, ranked), kind="stable")]
+        taken = int(np.isin(near, rows).sum())
+        chosen.append(first[~np.isin(first, near)][: max(most - taken, 0)])
+    return np.sort(np.concatenate(chosen))
 
 
 def rank_rows(models: MetricModels, view: SearchView, predictor: Predictor) -> Rows:

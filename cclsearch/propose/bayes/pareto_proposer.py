@@ -1,52 +1,29 @@
 """The `pareto` strategy: expected hypervolume improvement of the Pareto front of several metrics.
 
-For the primary metric and the number of accelerators, the second metric is known before a trial runs. The problem then
-splits into one search per number of accelerators, each with its own model, and the expected hypervolume improvement is
-exact: the expected improvement over the best of all sizes up to the candidate's, times the width of its strip (Yang et
-al. 2019, box decomposition in two dimensions, on logarithmic axes). Other metrics use
-`cclsearch.propose.bayes.hypervolume`.
+For the primary metric and the number of accelerators, the second metric is known before a trial runs. The expected
+hypervolume improvement is then exact: the expected improvement over the best of all sizes up to the candidate's, times
+the width of its strip (Yang et al. 2019, box decomposition in two dimensions, on logarithmic axes). All sizes share one
+model, so that trials and failures of one teach the others. Other metrics use `cclsearch.propose.bayes.hypervolume`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, Direction
 from cclsearch.propose.base import PROPOSERS, Proposal, Proposer, ProposerRole, SearchView
-from cclsearch.propose.bayes.acquisition import expected_improvement, failure_penalty, incumbent
+from cclsearch.propose.bayes.acquisition import FIRST_MARGIN, expected_improvement, failure_penalty, find_safe_loss
 from cclsearch.propose.bayes.hypervolume import propose_pareto
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.scoring.objective import single_metric
-from cclsearch.space.table import Space
 from cclsearch.stats.kernel import Array
 
 MAX_SIZES = 32
-"""Number of sizes (numbers of accelerators) above which one model covers all of them."""
-
-
-class _Size(NamedTuple):
-    """The part of a space with one number of accelerators."""
-
-    num_accelerators: int
-    space: Space
-    row_of: Mapping[int, int]
-    """Row of the whole space -> row of this part."""
-    width: float
-    """Width of this size's strip on the accelerator axis of the hypervolume, relative to the mean width."""
-
-
-class _Candidate(NamedTuple):
-    utility: float
-    size: _Size
-    row: int
-    posterior: CandidatePosterior
-    position: int
+"""Number of sizes (numbers of accelerators) above which they are a metric like any other."""
 
 
 @PROPOSERS.register("pareto")
@@ -58,111 +35,77 @@ class ParetoProposer(Proposer):
 
     def __init__(self, metrics: Sequence[tuple[str, str]] = ()) -> None:
         self.metrics = tuple(metrics)
-        self._sizes: tuple[Space, list[_Size]] | None = None
-        self._posteriors: dict[int, tuple[object, CandidatePosterior | None]] = {}
 
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return up to `count` untried configurations; none if every one was proposed."""
         primary = single_metric(view.primary).terms[0]
         by_size = ((primary.metric, primary.direction), (NUM_ACCELERATORS, Direction.MINIMIZE))
-        sizes = self._split(view.space) if set(self.metrics or by_size) == set(by_size) else []
-        if not 1 < len(sizes) <= MAX_SIZES:
+        sizes_S = np.unique(view.space.num_accelerators_N)
+        if set(self.metrics or by_size) != set(by_size) or not 1 < len(sizes_S) <= MAX_SIZES:
             return propose_pareto(view, count, self.metrics or by_size, proposer=self.name)
-        taken: list[_Candidate] = []
-        while len(taken) < count:
-            best = self._find_best(view, sizes, taken)
-            if best is None:
-                break
-            taken.append(best)
-        return [self._propose(candidate, view.primary.unit or "") for candidate in taken]
+        aimed = _aim_at_primary(view)
+        posterior = fit_posterior(aimed, groups_N=view.space.num_accelerators_N)
+        if posterior is None:
+            return ()
+        return [self._propose(view, posterior, m) for m in _choose(aimed, posterior, sizes_S, count)]
 
-    def _split(self, space: Space) -> list[_Size]:
-        if self._sizes is None or self._sizes[0] is not space:
-            self._sizes, self._posteriors = (space, split_by_size(space)), {}
-        return self._sizes[1]
-
-    def _find_best(self, view: SearchView, sizes: Sequence[_Size], taken: Sequence[_Candidate]) -> _Candidate | None:
-        """Return the untaken candidate of the highest utility; those in `taken` count as running."""
-        found: list[tuple[_Size, CandidatePosterior, Array]] = []
-        best_of_smaller = math.inf
-        for size in sizes:
-            pending = frozenset(candidate.row for candidate in taken if candidate.size is size)
-            part = _limit_view(view, size, pending)
-            posterior = self._fit_posterior(part, size)
-            own = [math.log(o.loss) for o in part.observations if o.loss]
-            best_of_smaller = min([best_of_smaller, *own])
-            if posterior is None:
-                continue
-            gain_m = expected_improvement(posterior, np.minimum(incumbent(posterior), best_of_smaller))
-            found.append((size, posterior, gain_m))
-        largest = max((size.width * float((gain_m * p.p_valid_m).max()) for size, p, gain_m in found), default=0.0)
-        best: _Candidate | None = None
-        penalty = failure_penalty(view)
-        for size, posterior, gain_m in found:
-            utility_m = size.width * posterior.utility_m(gain_m, penalty, largest / size.width)
-            m = int(np.argmax(utility_m))
-            if best is None or utility_m[m] > best.utility:
-                best = _Candidate(float(utility_m[m]), size, int(posterior.rows_m[m]), posterior, m)
-        return best
-
-    def _fit_posterior(self, part: SearchView, size: _Size) -> CandidatePosterior | None:
-        """Return the posterior of one size; fitted again only if its observations or running trials changed."""
-        key = (tuple((o.row, o.trial) for o in part.observations), part.pending, len(part.prior), len(part.held_back))
-        cached = self._posteriors.get(size.num_accelerators)
-        if cached is None or cached[0] != key:
-            cached = (key, fit_posterior(part))
-            self._posteriors[size.num_accelerators] = cached
-        return cached[1]
-
-    def _propose(self, candidate: _Candidate, unit: str) -> Proposal:
-        posterior, m = candidate.posterior, candidate.position
-        expects = posterior.expected_outcome(m)
-        value = expects.metrics.get(posterior.metric)
+    def _propose(self, view: SearchView, posterior: CandidatePosterior, m: int) -> Proposal:
+        expects, row = posterior.expected_outcome(m), int(posterior.rows_m[m])
+        value, unit = expects.metrics.get(posterior.metric), view.primary.unit or ""
         rationale = (
-            f"largest expected gain of the Pareto front, on {candidate.size.num_accelerators} accelerators:"
+            f"largest expected gain of the Pareto front, on {view.space.num_accelerators_N[row]} accelerators:"
             f"{'' if value is None else f' expected {value:.3g} {unit},'} P(success) {posterior.p_success_m[m]:.0%}"
         )
-        return Proposal(candidate.size.space.config(candidate.row), self.name, rationale, expects)
+        return Proposal(view.space.config(row), self.name, rationale, expects)
 
 
-def split_by_size(space: Space) -> list[_Size]:
-    """Return the parts of the space by number of accelerators, ascending."""
-    sizes, position_N = np.unique(space.num_accelerators_N, return_inverse=True)
-    widths = _strip_widths(sizes)
-    parts = []
-    for n, size in enumerate(sizes.tolist()):
-        rows = np.flatnonzero(position_N == n)
-        loads = tuple(space.loads[int(row)] for row in rows) if space.loads else ()
-        part = Space(space.knobs, space.codes_NK[rows], num_raw=len(rows), rules=space.rules, loads=loads)
-        row_of = {int(row): here for here, row in enumerate(rows)}
-        parts.append(_Size(int(size), part, row_of, float(widths[n])))
-    return parts
+def _choose(view: SearchView, posterior: CandidatePosterior, sizes_S: NDArray[np.int64], count: int) -> list[int]:
+    """Return up to `count` candidates by utility; each chosen one counts as running for the next."""
+    at_m = np.searchsorted(sizes_S, view.space.num_accelerators_N[posterior.rows_m])
+    incumbent_kS = _find_incumbents(view, posterior, sizes_S, at_m)
+    width_m, penalty, free = _strip_widths(sizes_S)[at_m], failure_penalty(view), np.ones(len(at_m), dtype=bool)
+    chosen: list[int] = []
+    for _ in range(min(count, len(at_m))):
+        gain_m = np.where(free, width_m * expected_improvement(posterior, incumbent_kS[:, at_m]), 0.0)
+        m = int(np.argmax(np.where(free, posterior.utility_m(gain_m, penalty), -np.inf)))
+        free[m] = False
+        chosen.append(m)
+        reached_k = posterior.mean_km[:, m] + 0.5 * posterior.sd_km[:, m]
+        incumbent_kS[:, at_m[m] :] = np.minimum(incumbent_kS[:, at_m[m] :], reached_k[:, None])
+    return chosen
 
 
-def _strip_widths(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the log distance from each size to the next larger one over their mean; the last gets the mean."""
-    if len(sizes) < 2:
-        return np.ones(len(sizes))
-    steps = np.diff(np.log(sizes.astype(np.float64)))
+def _find_incumbents(
+    view: SearchView, posterior: CandidatePosterior, sizes_S: NDArray[np.int64], at_m: NDArray[np.int64]
+) -> Array:
+    """(k, S) loss that a trial of each size must beat: the best or a running one of all sizes up to it.
+
+    Until a trial of the size or a smaller one succeeds: the expected loss of a candidate that is likely to count.
+    """
+    # Its probability of failure is not added as in a search of one size: the less likely a size is to run at all, the
+    # more its trials would seem to gain, and one after another fail.
+    ranks_N, safe_m = view.space.num_accelerators_N, find_safe_loss(posterior)
+    order_m = np.argsort(safe_m, kind="stable")
+    first_S = [next((m for m in order_m if at_m[m] == s), None) for s in range(len(sizes_S))]
+    best_S = np.array([np.inf if m is None else posterior.mean_m[m] + FIRST_MARGIN for m in first_S])
+    losses = [(ranks_N[o.row], np.log(o.loss)) for o in view.observations if o.loss and o.row is not None]
+    measured_S = np.array([min((loss for n, loss in losses if n <= size), default=np.inf) for size in sizes_S])
+    incumbent_kS = np.tile(np.where(np.isfinite(measured_S), measured_S, best_S), (len(posterior.weight_k), 1))
+    for p, row in enumerate(sorted(view.pending)):
+        first = int(np.searchsorted(sizes_S, ranks_N[row]))
+        incumbent_kS[:, first:] = np.minimum(incumbent_kS[:, first:], posterior.pending_kp[:, p, None])
+    return incumbent_kS
+
+
+def _strip_widths(sizes_S: NDArray[np.int64]) -> Array:
+    """(S,) log distance from each size to the next larger one over their mean; the last gets the mean."""
+    steps = np.diff(np.log(sizes_S.astype(np.float64)))
     return np.asarray(np.append(steps, steps.mean()) / steps.mean())
 
 
-def _limit_view(view: SearchView, size: _Size, pending: frozenset[int]) -> SearchView:
-    """Return the view of a search for the primary metric at that size; rows of it in `pending` count as running."""
+def _aim_at_primary(view: SearchView) -> SearchView:
+    """Return the view of a search for the primary metric with the same constraints."""
     target = single_metric(view.primary).model_copy(update={"constraints": view.objective.constraints})
-    here = [
-        replace(o, row=size.row_of[o.row], loss=None if o.loss is None else target.loss(o.metrics))
-        for o in view.observations
-        if o.row is not None and o.row in size.row_of and (o.loss is None or view.primary.name in o.metrics)
-    ]
-    running, held_back = (
-        frozenset(size.row_of[row] for row in rows if row in size.row_of) for rows in (view.pending, view.held_back)
-    )
-    return replace(
-        view,
-        space=size.space,
-        observations=tuple(here),
-        pending=running | pending,
-        held_back=held_back,
-        target=target,
-    )
+    seen = [o for o in view.observations if o.loss is None or view.primary.name in o.metrics]
+    observations = [replace(o, loss=None if o.loss is None else target.loss(o.metrics)) for o in seen]
+    return replace(view, observations=tuple(observations), target=target)

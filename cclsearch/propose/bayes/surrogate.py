@@ -104,8 +104,13 @@ class CandidatePosterior:
         return ExpectedOutcome(expected, fits=float(self.p_fits_m[m]))
 
 
-def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> CandidatePosterior | None:
-    """Return the posterior at the open rows; None if no row is left."""
+def fit_posterior(
+    view: SearchView, predictor: Predictor | None = None, *, groups_N: NDArray[np.int64] | None = None
+) -> CandidatePosterior | None:
+    """Return the posterior at the open rows; None if no row is left.
+
+    In a large space, as many candidates are chosen in each group of rows.
+    """
     open_rows = np.flatnonzero(~view.taken_N)
     if not len(open_rows):
         return None
@@ -113,7 +118,8 @@ def fit_posterior(view: SearchView, predictor: Predictor | None = None) -> Candi
     earlier = _match_earlier(view)
     predictor = refine_predictor(view, predictor or view.predictor, earlier)
     models = MetricModels(fitted, apply_hints(predictor, view), earlier)
-    rows = choose_candidates(models, view, predictor, open_rows)
+    groups = [open_rows] if groups_N is None else [open_rows[groups_N[open_rows] == g] for g in np.unique(groups_N)]
+    rows = choose_candidates(models, view, predictor, groups)
     pending = np.array(sorted(view.pending), dtype=np.int64)
     rng = np.random.default_rng([view.seed, len(view.observations), len(pending)])
     draws = Draws(models, np.concatenate([rows, pending]), rng)
