@@ -83,6 +83,10 @@ def _read_row(number: int, row: Mapping[str, str], model: Mapping[str, str]) -> 
         "zero_stage": _zero_stage(row),
         "sequence_parallel": degrees["tp"] > 1,
     }
+    if row["phase"] == "lora":
+        config["method"] = "lora"
+    if row["framework"] == "torchtitan":
+        config["compile"] = "compile" in row["other_flags"]
     if row["fsdp_zero"].lower() == "hsdp":
         config["dp_replicate"] = max(dp // _per_node(accelerator, ranks), 1)
     configs = tuple(Config({**config, "activation_checkpointing": kind}) for kind in _checkpointing(row))
@@ -109,7 +113,7 @@ def _make_card(row: Mapping[str, str], model: Mapping[str, str], accelerator: st
         work=Config({"global_batch_size": int(float(row["global_batch"])), "seq_len": int(float(row["seq_len"]))}),
         precision=_precision(row["precision"]),
         hardware=hardware,
-        framework={"Megatron-Bridge": "megatron", "MaxText": "maxtext"}.get(row["framework"], row["framework"]),
+        framework=row["framework"].lower(),
     )
 
 
@@ -189,7 +193,9 @@ def _zero_stage(row: Mapping[str, str]) -> int:
 
 def _checkpointing(row: Mapping[str, str]) -> tuple[str, ...]:
     text = row["activation_checkpointing"].lower()
-    if not text or "custom" in text or "offload" in text:
+    if "custom" in text or "offload" in text:
+        return (*CHECKPOINTING, "offload")
+    if not text:
         return CHECKPOINTING
     if "none" in text:
         return ("none",)

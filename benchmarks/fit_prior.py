@@ -23,6 +23,9 @@ import numpy as np
 from experts import Published, choose_row, read_published
 from numpy.typing import NDArray
 
+from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.loop.bench import RecordedTable
+from cclsearch.propose.bayes.feasibility import fit_feasibility
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.space.table import Knob, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, Posterior, RowModel, calibrate
@@ -43,6 +46,8 @@ SD_FLOOR_SHARE = 0.7
 """A fitted width is at least this share of the guessed one: few families determine the spread poorly."""
 
 
+HYPOTHESIS = "kept"
+"""A multiplier that is one of several ways, of which each landscape has its own: it keeps the guess."""
 REPEAT_NOISE = 0.06
 """Relative spread of a published configuration between releases of its source (their median)."""
 
@@ -92,14 +97,12 @@ def calibrate_time(recording: Recording, priors: Priors) -> Posterior | None:
 
 
 def _calibrate_memory(recording: Recording, priors: Priors) -> Posterior | None:
-    rows = [n for n, row in enumerate(recording.rows) if row.metrics.get("peak_memory_gib") is not None]
-    if not rows:
+    """Return the likeliest hypothesis, given all peaks and failures."""
+    table = RecordedTable(recording)
+    seen = [table.ask(n, n, row.config) for n, row in enumerate(recording.rows)]
+    if not any(PEAK_MEMORY in o.metrics for o in seen):
         return None
-    values = np.log([recording.rows[n].metrics.get("peak_memory_gib") or 0.0 for n in rows])
-    evidence = CalibrationData.measured(np.array(rows), values)
-    predictor = make_predictor(recording.card, recording.space, priors)
-    assert predictor.memory is not None
-    return calibrate(predictor.memory.form.log_cost, predictor.features, priors.memory, evidence)
+    return fit_feasibility(make_predictor(recording.card, recording.space, priors), seen).memory
 
 
 def _calibrate_published(published: Sequence[Published], priors: Priors) -> dict[str, list[Posterior]]:
@@ -150,7 +153,7 @@ def _pool(
             certainty = np.array([1 - (posterior.multiplier_sd()[p] / guess_sd) ** 2 for posterior in posteriors]).clip(
                 0, 1
             )
-            if certainty.sum() < 0.2:
+            if certainty.sum() < 0.2 or name == HYPOTHESIS:
                 continue
             mean = float(np.average(values, weights=certainty + 1e-6))
             means.append(mean)

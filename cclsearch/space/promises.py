@@ -86,5 +86,7 @@ class Behaviour(Model):
     """State that data-parallel ranks shard: none, optimizer states, gradients too, weights too."""
     gradient_bytes: Literal[2, 4] | None = None
     """Bytes per parameter in which gradients are kept over the micro-batches of a step."""
+    pointwise: Literal["eager", "fused", "compiled"] | None = None
+    """Operators between matrix products: one kernel each, activation functions fused, or the whole step compiled."""
     source: str = ""
     """Source of the values: documentation or code, with its version."""

@@ -141,3 +141,32 @@ def test_products_are_slower_the_fewer_values_and_the_shorter_sums_they_have():
     assert np.all(np.diff(whole) < 0)
     assert np.all(halved > whole)
     assert slow_gemm(np.array([1e6]), 65536, np.array([65536.0])) == pytest.approx(1, abs=0.01)
+
+
+def test_a_separate_activation_function_keeps_one_tensor_more_and_a_compiled_loss_fewer_logits(tmp_path, monkeypatch):
+    def parts(pointwise: str, **config: object) -> tuple[float, float]:
+        card = card_of(tmp_path, monkeypatch, f"one-{pointwise}", f"  pointwise: {pointwise}\n")
+        space = make_space([{"tp": 1, "dp": 8, "pp": 1, "micro_batch_size": 1, **config}])
+        made = memory_parts(card, read_layout(card, space), read_machine(card))
+        return float(made.held[0] + made.kept[0]), float(made.logits[0])
+
+    (eager, logits), (fused, same), (_, compiled) = (parts(kind) for kind in ("eager", "fused", "compiled"))
+    # wl2: 32 layers, 1024 tokens, 14336 wide, 2 bytes
+    assert eager - fused == pytest.approx(32 * 1024 * 14336 * 2 / 2**30)
+    assert parts("eager", compile=True)[0] == pytest.approx(fused)
+    assert logits == same == pytest.approx(3 * compiled)
+
+
+def test_tensor_parallel_ranks_and_shards_of_weights_need_buffers_that_tokens_and_layers_fill():
+    card = load_card("wl2")
+
+    def working(**config: object) -> float:
+        space = make_space([{"tp": 1, "dp": 8, "pp": 1, "micro_batch_size": 1, "zero_stage": 1, **config}])
+        return float(memory_parts(card, read_layout(card, space), read_machine(card)).working[0])
+
+    assert working() == 0
+    assert working(tp=8, dp=1) == pytest.approx(1024 * 4096 * 8 * 7 / 8 / 2**30)
+    assert working(zero_stage=3) == pytest.approx(8 * 8.03e9 / 32 / 2**30, rel=0.01)
+    full = working(activation_checkpointing="full")
+    assert full > 0
+    assert working(activation_checkpointing="offload") == full

@@ -112,3 +112,12 @@ def test_kernel_choices_give_attention_speed_and_fused_norms():
 def test_without_a_fused_norm_among_the_choices_no_norm_counts_as_unfused():
     space = make_space([{"tp": 1, "dp": 16, "micro_batch_size": 1, "kernel": kernel} for kernel in ("torch", "flash")])
     assert not read_layout(CARD, space).unfused_norms.any()
+
+
+@pytest.mark.parametrize("sequence", [1024, 16384])
+def test_a_space_in_which_nothing_would_run_without_recomputation_is_one_of_a_framework_that_recomputes(sequence):
+    card = load_card("wl2").model_copy(update={"framework": "unheard-of"})
+    card = card.model_copy(update={"work": Config({**card.work, "seq_len": sequence, "global_batch_size": 64})})
+    space = make_space([{"tp": 1, "pp": 1, "dp": 16, "micro_batch_size": size} for size in (1, 2, 4)])
+    ways = fit_feasibility(predictor_of(card, space), ()).weigh_ways()["kept"]
+    assert (ways["activations=recomputed"] > 0.5) == (sequence > 10000)

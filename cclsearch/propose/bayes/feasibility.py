@@ -40,6 +40,13 @@ _MIN_WEIGHT = 0.02
 """Hypotheses with a lower weight are dropped."""
 
 
+NUM_SAMPLED = 64
+"""Rows of a space that show which share of it fits under a hypothesis."""
+# The prior's widths of states and activations.
+PRIOR_SPREAD = 0.3
+"""Standard deviation of the log memory before any trial, given a hypothesis."""
+
+
 @dataclass(frozen=True, eq=False)
 class Feasibility:
     """Posterior of memory and crashes, given the trials so far."""
@@ -141,7 +148,7 @@ def _blame_values(predictor: Predictor, seen: Sequence[Observation]) -> tuple[Br
 def _fit_memory(form: MemoryForm, features: Features, evidence: CalibrationData) -> tuple[tuple[Posterior, ...], Array]:
     """Return posteriors with weights; if a peak was measured, of fewer hypotheses, since peaks identify most parts."""
     is_measured = bool(np.any(evidence.censoring_n == 0))
-    priors = _hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys())
+    priors = _hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys(), len(features))
     fits = [calibrate(form.form.log_cost, features, prior, evidence) for _, prior, _ in priors]
     scores = [fit.log_evidence + log_prior for fit, (*_, log_prior) in zip(fits, priors, strict=True)]
     return weigh_hypotheses(fits, scores, _MIN_WEIGHT)
@@ -156,20 +163,26 @@ def weigh_combinations(
     evidence = memory_evidence(observations, form)
     return {
         ways: (log_prior, calibrate(form.form.log_cost, predictor.features, prior, evidence).log_evidence)
-        for ways, prior, log_prior in _hypothesis_priors(form, form.undeclared.keys())
+        for ways, prior, log_prior in _hypothesis_priors(form, form.undeclared.keys(), len(predictor.features))
     }
 
 
-def _hypothesis_priors(form: MemoryForm, names: Set[str]) -> list[tuple[MemoryHypothesis, Prior, float]]:
+def _hypothesis_priors(form: MemoryForm, names: Set[str], size: int) -> list[tuple[MemoryHypothesis, Prior, float]]:
     """Return the prior of each hypothesis about these multipliers with its log probability, up to a constant.
 
     A prior from earlier searches may be wrong: then the hypotheses of the prior without them follow.
     """
     found = _combine_ways(form, form.form.prior, names - form.determined)
-    if form.form.unlearned is None:
+    if form.form.unlearned is not None:
+        without = _combine_ways(form, form.form.unlearned, names)
+        found += [(ways, prior, log_prior - form.form.odds) for ways, prior, log_prior in without]
+    if len(found) == 1 or form.probabilities:  # earlier searches weighed them
         return found
-    without = _combine_ways(form, form.form.unlearned, names)
-    return [*found, *((ways, prior, log_prior - form.form.odds) for ways, prior, log_prior in without)]
+    # People make spaces in which something runs: that is as much evidence as one unnamed row that fits.
+    rows = np.unique(np.linspace(0, size - 1, NUM_SAMPLED).astype(np.int64))
+    log_gib_hn = form.form.log_cost(rows)(np.stack([prior.mean_P for _, prior, _ in found]))
+    fits_h = np.mean(ndtr((form.log_limit - log_gib_hn) / PRIOR_SPREAD), axis=1)
+    return [(*each[:2], each[2] + float(np.log(share))) for each, share in zip(found, fits_h, strict=True)]
 
 
 def _combine_ways(form: MemoryForm, prior: Prior, names: Set[str]) -> list[tuple[MemoryHypothesis, Prior, float]]:

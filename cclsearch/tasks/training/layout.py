@@ -77,7 +77,7 @@ def _largest(space: Space, read: Callable[[Knob, Value], float]) -> NDArray[np.f
 
 Array = NDArray[np.float64]
 
-_FULL = {"full", "true", "yes", "on", "1", "all", "uniform", "block", "every-layer", "every_layer"}
+_FULL = {"full", "true", "yes", "on", "1", "all", "uniform", "block", "every-layer", "every_layer", "offload"}
 _PARTIAL = {"selective", "partial", "minimal", "attention", "save_dot_except_mlp", "half"}
 # Tensors that are cheap to compute take much memory (Korthikanti et al. 2022, section 5: 2 to 4 % more time).
 PARTIAL_SHARE, PARTIAL_COST = 0.4, 0.1
@@ -87,6 +87,8 @@ _FUSED_ATTENTION = ("flash", "sdpa", "xformers", "memory_efficient", "cudnn", "s
 # with scaling and mask in one kernel, dropout, two products).
 EAGER_MATRIX = 2.0
 """Traffic of the attention matrix in eager kernels relative to a fused softmax, forward and backward."""
+# In torch: the log softmax, its gradient and that of the logits, 4 bytes each; XLA keeps the logits and their gradient.
+KEPT_LOGIT_BYTES, COMPILED_LOGIT_BYTES = 12.0, 4.0
 _FUSED_NORMS = ("rms", "norm")
 _FLASH_VERSION = re.compile(r"flash[a-z_ -]*?v?(\d)")
 # Dao 2023 (2x faster than version 1), Shah et al. 2024 (1.5x to 2x faster).
@@ -121,6 +123,8 @@ class Layout:
     """Replicas of the sharded weights among dp (HSDP): each is sharded over `sharding` ranks."""
     recompute: Array
     """Share of each layer's activations that is recomputed, 0 to 1."""
+    offloads: Array
+    """Whether the inputs of recomputed layers wait in the host's memory, 1 or 0."""
     declares_recomputation: bool
     """Whether the space or the framework's own knobs declare it; else a framework may still recompute."""
     repeated: Array
@@ -133,10 +137,17 @@ class Layout:
     """Model chunks per pipeline rank (1 without interleaving)."""
     plain_attention: Array
     """Whether the attention matrix goes to memory: 1, 0, or 0.1 if unknown."""
+    kept_matrix: Array
+    """Whether it stays there until the backward pass: 1 or 0."""
     matrix_traffic: Array
     """Bytes that move for the attention matrix relative to a fused softmax, if it is written to memory."""
     attention_slowness: Array
     """Time of the attention kernels relative to FlashAttention-2."""
+    eager: Array
+    """Whether the activation function and the product after it are kernels of their own, which keep one tensor more:
+    1 or 0."""
+    logit_bytes: float
+    """Bytes per logit that the loss keeps at once."""
     unfused_norms: Array
     """Whether norms run as several eager kernels: 1 if another choice names a fused norm and this one does not."""
     even_split: Array
@@ -219,6 +230,7 @@ def read_layout(card: Card, space: Space) -> Layout:
         gradient_bytes=behaviour.gradient_bytes,
         replicated=np.minimum(number("dp_replicate"), dp),
         recompute=_by_choice(space, "activation_checkpointing", _as_recomputed),
+        offloads=_by_choice(space, "activation_checkpointing", lambda choice, _: float(choice == "offload")),
         declares_recomputation=space.find("activation_checkpointing") is not None
         or has_knob(card.framework, "activation_checkpointing"),
         repeated=_by_choice(space, "activation_checkpointing", _as_repeated),
@@ -226,8 +238,11 @@ def read_layout(card: Card, space: Space) -> Layout:
         declares_sequence_parallel=has_sequence_knob or behaviour.sequence_parallel is not None,
         virtual=number("virtual_pipeline"),
         plain_attention=_by_kernel_choice(space, _plain_attention, 0.1),
+        kept_matrix=_by_kernel_choice(space, lambda choice: float(_plain_attention(choice) >= 1.0), 0.0),
         matrix_traffic=_by_kernel_choice(space, _matrix_traffic, 1.0),
         attention_slowness=_by_kernel_choice(space, _flash_slowness, 1.0),
+        eager=(behaviour.pointwise in {None, "eager"}) * (1.0 - _by_choice(space, "compile", _as_switch)),
+        logit_bytes=COMPILED_LOGIT_BYTES if behaviour.pointwise == "compiled" else KEPT_LOGIT_BYTES,
         unfused_norms=_unfused_norms(space),
         even_split=np.full(len(space), {"even": 1.0, "balanced": 0.0}.get(behaviour.pipeline_split or "", np.nan)),
         overlaps=np.ones(len(space)) if stages is None else np.isin(zero, stages).astype(np.float64),

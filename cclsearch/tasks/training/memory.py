@@ -21,6 +21,12 @@ GIB = float(2**30)
 EAGER_NORM_BYTES = 2 * 8.0
 """Additional bytes per token and hidden unit that a layer's two unfused norms keep for the backward pass:
 the input and the normalized value, 4 bytes each."""
+# The whole sequence before a block and the partial sums after it, forward and backward, 2 bytes each.
+PASSING_BYTES = 8.0
+"""Bytes per token and hidden unit that tensor-parallel ranks have while they gather or reduce."""
+# Two layers of weights in 2 bytes, since the next is gathered meanwhile, and the gradients of one in 4.
+GATHERED_BYTES = 8.0
+"""Bytes per parameter of a layer while ranks that shard weights compute it."""
 # LoRA of rank 16 to 64 on all linear layers has 0.5 to 2 %.
 ADAPTER_SHARE = 0.01
 """Parameters of adapters as a share of the base's."""
@@ -118,7 +124,12 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
     layers = layout.stage_layers
     split, whole = _activation_bytes(card, layout, tokens)
     inputs = 2.0 * tokens * arch.hidden_size / np.where(layout.sequence_parallel > 0, layout.tp, 1.0)
+    inputs = (1 - layout.offloads) * inputs
     kept, in_layer = 1 - layout.recompute, split + 0.5 * whole
+    passing = PASSING_BYTES * tokens * arch.hidden_size * (1 - 1 / layout.tp)
+    passing = passing + GATHERED_BYTES * params / layers * (layout.zero >= 3)
+    if arch.moe is not None:
+        passing = passing + 0.5 * PASSING_BYTES * arch.moe.top_k * tokens * arch.hidden_size * (layout.ep > 1)
     held = layers * (layout.recompute * inputs + kept * split)
     certain = held if layout.declares_recomputation else layers * np.minimum(inputs, split)
     chunks = np.where(layout.fused_loss > 0, LOSS_CHUNK_SHARE, 1.0)
@@ -132,10 +143,10 @@ def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
         held=certain / GIB,
         kept=(held - certain) / GIB,
         replicated=layers * kept * whole / GIB,
-        working=layout.recompute * in_layer / GIB,
+        working=(layout.recompute * in_layer + passing) / GIB,
         hidden_working=(0.0 if layout.declares_recomputation else 1.0) * in_layer / GIB,
         in_flight=in_flight * interleaved,
-        logits=10.0 * tokens * arch.vocab_size * chunks / layout.tp / GIB,
+        logits=layout.logit_bytes * tokens * arch.vocab_size * chunks / layout.tp / GIB,
         fixed=np.full(len(layout), machine.fixed_gib),
     )
 
@@ -191,9 +202,10 @@ def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> tuple[Array,
         ffn = arch.moe.expert_intermediate_size * (arch.moe.top_k + arch.moe.num_shared_experts)
     # [K]: 24 = 8 for attention + 16 for a feed-forward part of 4x the hidden size; a gated one keeps three such tensors
     attention = 2.0 * arch.head_dim * (2 * arch.num_heads + 2 * arch.num_kv_heads) / h
-    mlp = (6.0 if arch.gated_mlp else 4.0) * ffn / h
-    matrix = 5.0 * arch.num_heads * card.number("seq_len") / h * layout.plain_attention
-    certain = (10.0 + attention + mlp + matrix) / tp
+    mlp = (6.0 + 2.0 * layout.eager if arch.gated_mlp else 4.0) * ffn / h
+    copies = 0.0 if arch.moe is None else 2.0 * (arch.moe.top_k - 1)  # each expert has its own copy of a token
+    matrix = 5.0 * arch.num_heads * card.number("seq_len") / h * layout.kept_matrix
+    certain = (10.0 + attention + mlp + copies + matrix) / tp
     eager = EAGER_NORM_BYTES * layout.unfused_norms
     certain = certain + eager / tp
     more = (10.0 + eager) * (1 - 1 / tp)
