@@ -65,6 +65,7 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     """Keep what the tests trust apart from the user's record."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

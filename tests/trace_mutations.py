@@ -16,11 +16,13 @@ ODD_VALUES = (
     *("1712195495519703.772", "9007199254740993", "0.1234567890123456789", "4.5e15", "4600000000000000", "-1.5"),
     *('"\\ud800"', '"\\ud83d\\ude00"', '"\ufeff\u00e9"', "[[[1, 2], []], {}]", "[" * 70 + "]" * 70, "'x'", "nul"),
     *('{"ts": 1712195495519703.772}', '"x" * 3', "{", "[", '"', "\\", "", " \t\r\n 5 \n", '"' + "y" * 5000 + '"'),
+    *("nan", "-nan", "-nan(ind)", "inf", "+inf", "-inf", "Infinity", "nan x", "info", "1,234.5", '"a"b"', "default_pg"),
 )
 ODD_MEMBERS = (
     *('"ts": 5,', '"ph": "X",', '"ph": "i",', '"cat": "kernel",', '"name": "[memory]",', '"dur": -1,', '"tid": "7",'),
     *('"args": {},', '"args": null,', '"args": {"correlation": 4, "correlation": 5},', '"n\\u0061me": "z",', ","),
     *('"args": {"Total Allocated": "9", "Device Type": 1, "Device Id": 0, "Total Reserved": 12},', '"id": [{}],'),
+    *('"Process Group Description": ,', '"x": -nan,', '"args": {"correlation": 4, "correlation": nan}, "y": 1,'),
     *('"cat": "mtia_ccp_events",', '"ph": "Q",', '"bp": "e",', '"dtype": {"a": 1},', '"dur": 3e0,', '"pid": 1.5,'),
 )
 _VALUE = re.compile(r'(?<=": )("[^"]*"|-?[\d.]+|\[[^\]]*\])')

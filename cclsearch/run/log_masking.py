@@ -35,8 +35,6 @@ PREFIX = ".masking-"
 _PATTERNS = ("*", "failures/*", "again-*/*", "trace/**/*")
 _SUFFIXES = (".log", ".txt", ".out", ".err", ".json", ".jsonl", ".yaml", ".yml", ".csv", ".toml", ".html")
 """Endings of the names of text, also with `.gz`, which jobs and frameworks leave in a trial's folder."""
-_DERIVED = ".ccl-columns"
-"""Suffix of a trace's index, which is made anew if it is missing."""
 # A small packed file may unpack to any size.
 _MAX_BYTES = 1 << 33
 """Bytes of one unpacked file that are searched."""
@@ -199,9 +197,16 @@ def _replace(path: Path, source: BinaryIO, opened: os.stat_result) -> None:
         with moving:
             if os.path.samestat(opened, path.lstat()):
                 clean.replace(path)
-                path.with_name(f".{path.name}{_DERIVED}").unlink(missing_ok=True)
+                _forget_columns(path)
     finally:
         clean.unlink(missing_ok=True)
+
+
+def _forget_columns(trace: Path) -> None:
+    """Delete the cached columns of a trace: they have its texts."""
+    from cclsearch.trace.files.cache import cache_path  # with numpy
+
+    cache_path(trace).unlink(missing_ok=True)
 
 
 def mask_pieces(source: BinaryIO, path: Path) -> Iterator[tuple[bytes, bytes]]:

@@ -37,7 +37,7 @@ def read_traces(path: Path | str, *, workers: int = 1, use_cache: bool = True) -
     """Return the tables of every rank found at `path` (one file, or a folder of files).
 
     The content of a file never raises: status and reasons name the faults. `workers` processes share the files, or as
-    many threads scan each large file; the tables do not depend on it. Columns come from the cache next to the trace if
+    many threads scan each large file; the tables do not depend on it. Columns come from the user's cache if
     size and modification time of the trace are unchanged.
     """
     path = Path(path)

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import trace_writer as write
 from paths import TESTS
-from privileges import enforced_permissions
 
 from cclsearch.core.text import one_line
 from cclsearch.trace.events import DEVICE_WORK, CollectiveKind, EventTable, Kind, Reason
@@ -381,17 +380,6 @@ def test_a_damaged_or_hostile_cache_is_ignored(tmp_path):
         kept.write_bytes(hostile)
         table = read_traces(tmp_path).tables[0]
         assert np.array_equal(table.name_id, expected.name_id)
-
-
-def test_a_read_only_folder_is_read_without_a_cache(tmp_path):
-    write.write_kineto(tmp_path / "rank0.json")
-    tmp_path.chmod(0o500)
-    try:
-        with enforced_permissions():
-            assert read_traces(tmp_path).status == "ok"
-    finally:
-        tmp_path.chmod(0o700)
-    assert not list(tmp_path.glob(".*columns"))
 
 
 def test_recorded_traces_are_read_completely(tmp_path):

@@ -1,18 +1,22 @@
-"""Cache of parsed columns next to a trace, so that it is parsed once: `.<name>.ccl-columns`.
+"""Cache of parsed columns in the user's cache folder, so that a trace is parsed once.
 
 Layout: magic, length and CRC-32 of a JSON header, the header, then the columns in the order of `_layout`. Columns
 are memory-mapped, so a metric reads only the columns it uses. A cache file is untrusted: nothing in it is executed, and
-lengths and row references are checked before use. If any check fails, the trace is parsed again.
+lengths and row references are checked before use. If any check fails, the trace is parsed again. Files appear whole and
+may vanish at any time, so that any number of processes can share the folder.
 """
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import struct
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -26,10 +30,17 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, EventTable, MemoryPoints, TableFacts
 from cclsearch.trace.names.kernels import load_classes
 
-READER_VERSION = 8
+READER_VERSION = 9
 """Increase it whenever the content of the columns changes."""
 
+MAX_CACHE_BYTES = 4 << 30
+"""Size of the cache; beyond it, the files that were not used for longest are deleted."""
+
 _MAGIC = b"CCLCOLS1"
+_SUFFIX = ".ccl-columns"
+_UNFINISHED = ".unfinished"
+_UNFINISHED_S = 3600.0
+"""Age of a file that a killed process left."""
 _PREFIX = struct.Struct("<8sQI")
 _ALIGN = 64
 _MAX_HEADER_BYTES = 1 << 30
@@ -60,8 +71,11 @@ class _Damaged(Exception):
 
 
 def cache_path(trace: Path) -> Path:
-    """Return the path of the cache file of that trace."""
-    return trace.with_name(f".{trace.name}.ccl-columns")
+    """Return the path of the cache file of that trace, in `XDG_CACHE_HOME` or `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    folder = base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache")
+    name = hashlib.sha256(os.fsencode(os.path.realpath(trace))).hexdigest()[:32]
+    return Path(folder) / "ccl-search" / "traces" / f"{name}{_SUFFIX}"
 
 
 def current_version() -> str:
@@ -75,7 +89,8 @@ def save_tables(target: Path, trace: Path, tables: Sequence[EventTable]) -> bool
     """Write the cache by atomic replacement; False (not an error) if the folder cannot be written."""
     try:
         stat = trace.stat()
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".ccl-columns-")
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, suffix=_UNFINISHED)
     except OSError:
         return False
     try:
@@ -85,15 +100,40 @@ def save_tables(target: Path, trace: Path, tables: Sequence[EventTable]) -> bool
     except (OSError, OverflowError, ValueError):  # full disk, or numbers out of range
         Path(temporary).unlink(missing_ok=True)
         return False
+    _delete_oldest(target)
     return True
+
+
+def _delete_oldest(newest: Path) -> None:
+    """Delete cache files, those used last first to stay, until the folder has its size; other processes may too."""
+    found, total = [], 0
+    for path in newest.parent.glob(f"*{_SUFFIX}"):
+        with suppress(OSError):
+            stat = path.stat()
+            found.append((path != newest, -stat.st_mtime, stat.st_size, path))
+    old = [path for path in newest.parent.glob(f"*{_UNFINISHED}") if _age_s(path) > _UNFINISHED_S]
+    for is_other, _, size, path in sorted(found):
+        total += size
+        if is_other and total > MAX_CACHE_BYTES:
+            old.append(path)
+    for path in old:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def load_tables(source: Path, trace: Path) -> tuple[EventTable, ...] | None:
     """Return the cached tables of that trace, columns mapped; None without a cache of this trace and version."""
     try:
         stat, own = trace.stat(), source.stat()
-        if own.st_uid not in (os.geteuid(), stat.st_uid):
-            return None  # written by another user, who is not the trace's owner either
+        if own.st_uid != os.geteuid():
+            return None  # written by another user
         with source.open("rb") as file:
             header, start = _read_header(file, own.st_size)
         same = (header.version, header.size, header.mtime_ns) == (current_version(), stat.st_size, stat.st_mtime_ns)
@@ -103,6 +143,8 @@ def load_tables(source: Path, trace: Path) -> tuple[EventTable, ...] | None:
         tables = _open_tables(header.tables, data[start:])
         for table in tables:
             release_memory(table)
+        with suppress(OSError):
+            os.utime(source)
         return tables
     except (OSError, ValueError, _Damaged, msgspec.MsgspecError, RecursionError):
         return None

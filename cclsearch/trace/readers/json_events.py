@@ -166,7 +166,7 @@ class EventReader:
         self._is_open = True
         is_last = self._at_end and stop == self._end
         self._shorten_times()
-        scan = self._slow.scan(bytes(self._buffer[self._start : stop]), self._separator)
+        scan = self._slow.scan(bytes(self._buffer[self._start : stop]), self._separator, is_last=is_last)
         self.num_bad += scan.num_bad
         self._start += scan.used
         if self.num_bad > self._limits.bad_events:

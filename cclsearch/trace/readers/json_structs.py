@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from cclsearch.trace.readers.json_repair import MAX_CHARS, Broken, repair_object
 from cclsearch.trace.readers.stream import ReadLimits
 
 NO_ARGS = msgspec.Raw(b"")
@@ -71,6 +72,10 @@ class TimePrefix(NamedTuple):
 
 
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")
+_LIST_END = re.compile(r"\s*,?\s*\]")
+_FIELDS = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
+MAX_ENDS = 4
+"""Separators that are tried as the end of a broken event: an event may contain objects like those around it."""
 
 
 class NeedMoreData(Exception):
@@ -108,7 +113,10 @@ class EventScanner:
         try:
             _, end = self._decoder.raw_decode(piece.decode("latin-1"), start)
         except (ValueError, RecursionError):
-            raise NeedMoreData from None
+            _, length, closed = _repair(piece[start : start + MAX_CHARS])
+            if not closed:
+                raise NeedMoreData from None
+            end = start + length
         following = _skip(piece, end)
         if following >= len(piece) - 1:
             raise NeedMoreData
@@ -120,10 +128,10 @@ class EventScanner:
         quote = piece[following : following + 2]
         return piece[end - 1 : following] + (quote if quote == b'{"' else b"{")
 
-    def scan(self, piece: bytes, separator: bytes) -> ScanResult:
-        """Return the events in `piece`. A broken event is left out if a separator follows it.
+    def scan(self, piece: bytes, separator: bytes, *, is_last: bool = True) -> ScanResult:
+        """Return the events in `piece`; a broken one, if it has an end, without what is lost.
 
-        Text at the end that does not parse is not used: more text may complete it.
+        Text at the end that does not parse is not used: more text, which follows unless `is_last`, may complete it.
         """
         scan = ScanResult()
         position = 0
@@ -137,12 +145,47 @@ class EventScanner:
                 return scan
             end = self._read_event(piece, position, scan)
             if end is None:
-                following = piece.find(separator, position + 1) if separator else -1
-                if following < 0 or scan.num_bad > self._limits.bad_events:
-                    return scan
-                scan.num_bad += 1
-                end = following + separator.find(b"}") + 1
+                end = self._repair_event(piece, position, separator, scan, is_last=is_last)
+            if end is None or scan.num_bad > self._limits.bad_events:
+                return scan
             position = end
+
+    def _repair_event(
+        self, piece: bytes, position: int, separator: bytes, scan: ScanResult, *, is_last: bool
+    ) -> int | None:
+        """Append what can be read of the broken event at `position`; return its end, None if that is not known.
+
+        The event is bad if its own members are lost, not if only arguments are.
+        """
+        ends: list[int] = []
+        following = position
+        while separator and len(ends) < MAX_ENDS:
+            following = piece.find(separator, following + 1, position + MAX_CHARS)
+            if following < 0:
+                break
+            ends.append(following + separator.find(b"}") + 1)
+            event, length, closed = _repair(piece[position : ends[-1]])
+            if closed and length == ends[-1] - position:
+                ends = ends[-1:]
+                break
+        else:
+            ends = ends[:1]
+        if following < 0 or not ends:
+            if not is_last:
+                return None
+            event, length, closed = _repair(piece[position : position + MAX_CHARS])
+            after = piece[position + length : position + length + 100].decode("latin-1")
+            if closed and _LIST_END.match(after):
+                ends = [position + length]
+        if not ends:
+            return None
+        event, _, _ = _repair(piece[position : ends[0]])
+        known = self._convert(event)
+        if known is not None:
+            scan.events.append(known)
+        lost = known is None or any(event.get(name, 0) is None for name in _FIELDS)
+        scan.num_bad += lost and event.get("ph") in ("X", None)
+        return ends[0]
 
     def _read_event(self, piece: bytes, position: int, scan: ScanResult) -> int | None:
         """Append the event that begins at `position`; return its end, or None if it does not parse."""
@@ -187,11 +230,12 @@ class EventScanner:
         return Span(_clean(event.get("cat", "")), name, process, thread, time, duration, args)
 
     def read_object(self, text: str) -> dict[str, Any] | None:
-        """Parse the text as one JSON object (followed by white space only); None if it is not one."""
+        """Parse the text as one JSON object (followed by white space only); None if it is not one, or has no end."""
         try:
             value, end = self._decoder.raw_decode(text)
         except (ValueError, RecursionError):
-            return None
+            value, end, closed = repair_text(text)
+            return value if closed and not text[end:].strip() else None
         return value if isinstance(value, dict) and not text[end:].strip() else None
 
 
@@ -206,6 +250,21 @@ def number_of(value: Any) -> float | None:
     except (ValueError, OverflowError, TypeError):
         return None
     return number if math.isfinite(number) else None
+
+
+def _repair(piece: bytes) -> tuple[dict[str, Any], int, bool]:
+    """Return the object at the beginning, its size in bytes, and whether it is closed."""
+    text = piece.decode("utf-8", "surrogateescape")
+    value, end, closed = repair_text(text)
+    return value, len(text[:end].encode("utf-8", "surrogateescape")), closed
+
+
+def repair_text(text: str) -> tuple[dict[str, Any], int, bool]:
+    """Return what `repair_object` does; nothing if the text is not an object."""
+    try:
+        return repair_object(text)
+    except Broken:
+        return {}, 0, False
 
 
 def _skip(piece: bytes, position: int) -> int:

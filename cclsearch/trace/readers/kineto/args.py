@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from cclsearch.trace.events import LaunchShape, OpShape
-from cclsearch.trace.readers.json_structs import number_of
+from cclsearch.trace.readers.json_structs import number_of, repair_text
 
 ABSENT = msgspec.Raw(b"")
 _DECODER = json.JSONDecoder(strict=False)
@@ -113,11 +113,12 @@ def _decode_one(kind: type[Args], raw: msgspec.Raw) -> Args:
 
 
 def plain_args(raw: msgspec.Raw) -> dict[str, Any]:
-    """Return the arguments as a plain dictionary; empty if they are not a JSON object."""
+    """Return the arguments as a plain dictionary, without values that are broken; empty if they are not an object."""
+    text = bytes(raw).decode("utf-8", "replace")
     try:
-        values = _DECODER.decode(bytes(raw).decode("utf-8", "replace"))
+        values = _DECODER.decode(text)
     except (ValueError, RecursionError):
-        return {}
+        values = repair_text(text)[0]
     return values if isinstance(values, dict) else {}
 
 

@@ -23,7 +23,7 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.names.kinds import KINETO_KINDS
 from cclsearch.trace.readers.json_structs import Meta, TimePrefix
 
-VERSION = 7
+VERSION = 8
 SWITCH = "CCL_NATIVE"
 DEVICE_KINDS = (Kind.COMPUTE, Kind.MEMCPY, Kind.MEMSET, Kind.DEVICE_ANNOTATION, Kind.SYNC)
 HOST_KINDS = (Kind.CPU_OP, Kind.RUNTIME)

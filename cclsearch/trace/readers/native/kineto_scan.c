@@ -24,7 +24,7 @@
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-enum { VERSION = 7 };
+enum { VERSION = 8 };
 enum { ACCEPTED = 0, REFUSED = 1, NO_MEMORY = 2 };
 enum { NAMES, THREADS, GRIDS, SHAPES, CALLS, CATEGORIES, NUM_TABLES };
 enum { MAX_DEPTH = 60, MAX_CATEGORIES = 1000 };
@@ -272,6 +272,17 @@ static Text skip_scalar(Text p, Text end) {
     }
 }
 
+/* A value that is missing, or not a number in any spelling (`-nan(ind)`, `inf`): Python's way leaves it out too. */
+static Text skip_broken(Text p, Text end) {
+    if (p >= end || *p == ',' || *p == '}') return p < end ? p : NULL;
+    if (*p == '-' || *p == '+') p++;
+    if (end - p < 4 || ((p[0] | 32) != 'n' && (p[0] | 32) != 'i') || ((p[1] | 32) != 'a' && (p[1] | 32) != 'n')) return NULL;
+    if (memcmp(p, "nan", 3) && memcmp(p, "NaN", 3) && memcmp(p, "inf", 3) && memcmp(p, "Inf", 3)) return NULL;
+    for (; p < end && *p != ',' && *p != '}'; p++)
+        if (*p <= ' ' || *p >= 0x7F || strchr("\"[]{:\\", *p)) break;
+    return p;
+}
+
 /* `p` is at the key's quote; returns the position of the value. */
 static inline Text skip_key(Text p, Text end, Span *key) {
     int escaped = 0;
@@ -289,7 +300,7 @@ static inline Text skip_key(Text p, Text end, Span *key) {
     return p < end ? p : NULL;
 }
 
-/* Any value. The containers around `p` are bits of `objects`: 1 is an object, 0 a list. */
+/* Any value of a member, also a broken one. The containers around `p` are bits of `objects`: 1 is an object, 0 a list. */
 static Text skip_value(Text p, Text end) {
     uint64_t objects = 0;
     int depth = 0;
@@ -308,9 +319,10 @@ static Text skip_value(Text p, Text end) {
             }
             objects >>= 1; /* empty: `p` is at its closing bracket */
             depth--;
-        } else if (!(p = skip_scalar(p, end))) {
-            return NULL;
         } else {
+            Text start = p;
+            if (!(p = skip_scalar(start, end)) && (depth && !(objects & 1))) return NULL;
+            if (UNLIKELY(!p) && !(p = skip_broken(start, end))) return NULL;
             p--; /* the last byte of the scalar */
         }
         for (p++;; p++) { /* after a value: a comma, or the brackets that close the containers around it */
@@ -506,6 +518,8 @@ static inline int field_of(Span key, unsigned wanted) {
 static Text read_field(Text p, Text end, int field, Args *args) {
     Span *raw = &args->raw[field];
     args->has &= ~BIT(field);
+    Text next = skip_broken(p, end);
+    if (UNLIKELY(next)) return field <= BLOCKS ? next : NULL;
     if (*p == 'n' && (field == REGISTERS || field == SHARED || field == CALL_NAME)) return skip_word(p, end, "null", 4);
     args->has |= BIT(field);
     if (field < NUM_INTS) return read_int(p, end, &args->number[field], raw);
@@ -1139,7 +1153,8 @@ static int add_value(Lesson *lesson, Text p, Text next, int hole, int field, int
     return 1;
 }
 
-static int is_word(Text p) { return *p == 't' || *p == 'f' || *p == 'n'; }
+/* Whether the value is a word, missing or broken. */
+static int is_word(Text p) { return *p != '"' && *p != '{' && *p != '[' && !is_digit(*p) && !(*p == '-' && is_digit(p[1])); }
 
 /* Adds the step before a value that no rule reads; a word becomes bytes of the next step. */
 static int add_unread(Lesson *lesson, Text p, Text next) {
@@ -1162,7 +1177,7 @@ static int learn_args(Lesson *lesson, Text p, Text end, unsigned needed, unsigne
         } else if (found & BIT(field)) {
             return 0;
         } else if (is_word(p)) {
-            done = *p == 'n' && (field == REGISTERS || field == SHARED || field == CALL_NAME); /* as if absent */
+            done = *p == 'n' && p[1] == 'u' && (field == REGISTERS || field == SHARED || field == CALL_NAME); /* as if absent */
         } else {
             int hole = !(needed & BIT(field)) ? LATER : field < NUM_INTS ? INT : FIELD_HOLE;
             done = add_value(lesson, p, next, hole, field, 0);
