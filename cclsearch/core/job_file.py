@@ -2,7 +2,8 @@
 
 A path is opened without waiting (a FIFO without a writer would block for ever) and without following a link at its end
 (a job in a container must not make the search read a file of the host); folders on the way may be links, as traces on
-a scratch file system are. Only a regular file is read.
+a scratch file system are. Only a regular file is read. Inside `only_inside`, which serves files to others, no folder on
+the way may be a link either, and a file has one name: a second one may be of a file elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -32,15 +36,61 @@ _KINDS = (
 )
 
 
+_served: ContextVar[Path | None] = ContextVar("served", default=None)
+"""The folder below which `open_inside` follows no link."""
+
+
 class JobFileError(ValueError):
     """Unusable content at a job's path; the message names the file and says why."""
 
 
+@contextmanager
+def only_inside(root: Path) -> Iterator[None]:
+    """Meanwhile open nothing of `root` in this task and its threads through a link or by a second name."""
+    token = _served.set(root)
+    try:
+        yield
+    finally:
+        _served.reset(token)
+
+
+def open_inside(path: Path | str, flags: int) -> int:
+    """Return `os.open`'s descriptor; below the root of `only_inside` each folder on the way is opened without links.
+
+    It can be the `opener` of `open`. OSError as `os.open`; ELOOP for a link, or a file with a second name.
+    """
+    root, flags = _served.get(), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    if root is None or not Path(path).is_relative_to(root):
+        return os.open(path, flags, NEW_FILE_MODE)
+    *folders, name = Path(path).relative_to(root).parts or (".",)
+    if ".." in (*folders, name):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    descriptor = os.open(root, _FOLDER)
+    try:
+        for part in folders:
+            before, descriptor = descriptor, os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+            os.close(before)
+        file = os.open(name, flags | os.O_NOFOLLOW, NEW_FILE_MODE, dir_fd=descriptor)
+    except OSError as error:
+        if error.errno == errno.ENOTDIR:  # a link to a folder
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+        raise
+    finally:
+        os.close(descriptor)
+    found = os.fstat(file)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        os.close(file)
+        raise OSError(errno.ELOOP, "it has a second name (a hard link)", str(path))
+    return file
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
 def open_job_file(path: Path) -> BinaryIO:
     """The opened regular file; JobFileError if something else is there, OSError if it is missing or unreadable."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags)
+        descriptor = open_inside(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a link; a socket; a device without a driver
             raise _refuse(path, os.lstat(path).st_mode) from None
@@ -54,8 +104,8 @@ def open_job_file(path: Path) -> BinaryIO:
 
 def open_to_append(path: Path) -> BinaryIO:
     """The file, made if missing, to read and append to without waiting and without following a link; else OSError."""
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    return cast(BinaryIO, open(os.open(path, flags, NEW_FILE_MODE), "ab+", buffering=0))
+    descriptor = open_inside(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
+    return cast(BinaryIO, open(descriptor, "ab+", buffering=0))
 
 
 def has_job_file(path: Path) -> bool:
@@ -132,5 +182,7 @@ def _parse_int(text: str) -> int | float:
 
 
 def _refuse(path: Path, mode: int) -> JobFileError:
+    if stat.S_ISREG(mode):
+        return JobFileError(f"{path.name} is reached through a link, or has a second name (a hard link)")
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "special file")
     return JobFileError(f"{path.name} is a {kind}, not a regular file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import open_inside
 from cclsearch.core.text import one_line
 
 MAX_BYTES = 8 * 2**20
@@ -61,11 +63,11 @@ def read_yaml(path: Path, *, as_written: bool = False) -> dict[str, Any]:
     With `as_written`, unquoted times and numbers with leading zeros (`12:00:00`, `0123`) stay text.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(
-                f"{path}: a YAML file must be under {MAX_BYTES // 2**20} MiB, not {path.stat().st_size} bytes"
-            )
-        raw = path.read_bytes()
+        with open(path, "rb", opener=open_inside) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_BYTES:
+                raise UserError(f"{path}: a YAML file must be under {MAX_BYTES // 2**20} MiB, not {size} bytes")
+            raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:

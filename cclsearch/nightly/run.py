@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import RESULT_BYTES, read_job_bytes
 from cclsearch.core.secrets.redact import declare_secret, redact
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.nightly.assemble import assemble_jobs, assemble_summary
@@ -118,7 +119,7 @@ def read_summaries(series_folder: Path, *, before: str | None = None) -> list[Ni
         if before is not None and path.parent.name >= before:
             continue
         try:
-            found.append(NightSummary.model_validate_json(path.read_bytes()))
+            found.append(NightSummary.model_validate_json(read_job_bytes(path, RESULT_BYTES)))
         except (OSError, ValueError):
             continue
     return found

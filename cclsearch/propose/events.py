@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from cclsearch.core.values import Config, Model, Value
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
@@ -20,8 +20,8 @@ class LedgerEvent(Model):
     model_config = ConfigDict(allow_inf_nan=False)
 
     event: str
-    time_s: float = 0.0
-    """Seconds since the epoch; 0 before the event is recorded."""
+    time_s: float = Field(default=0.0, ge=0, lt=253402300800)
+    """Seconds since the epoch, before the year 10000; 0 before the event is recorded."""
 
     def at(self, time_s: float) -> Self:
         """Return the event with the time of its recording."""

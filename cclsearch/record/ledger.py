@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cclsearch.core.atomic_file import NEW_FILE_MODE, sync_folder
 from cclsearch.core.errors import DamagedLedger, UserError, refuse_newer
+from cclsearch.core.job_file import open_inside
 from cclsearch.record.event import (
     LEDGER_VERSION,
     BadLine,
@@ -29,7 +30,8 @@ from cclsearch.record.state import RunState
 
 LEDGER_FILE = "ledger.jsonl"
 BUFFER_BYTES = 1 << 20
-MAX_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES, MAX_SKIPPED_BYTES = 64 << 20, 256 << 20
+"""Maximum length of a line that is read, and of one after which the next line is looked for."""
 
 
 def read_events(path: Path) -> Iterator[Event]:
@@ -143,7 +145,7 @@ class _Lines:
         """Each complete line with its end; of one that is too long only its length in bytes."""
         path = self.path
         try:
-            with open(path, "rb", buffering=BUFFER_BYTES, opener=_open_without_waiting) as file:
+            with open(path, "rb", buffering=BUFFER_BYTES, opener=open_inside) as file:
                 found = os.fstat(file.fileno())
                 self._file = found.st_dev, found.st_ino
                 if not stat.S_ISREG(found.st_mode):
@@ -154,6 +156,9 @@ class _Lines:
                 while line := file.readline(MAX_LINE_BYTES):
                     length = len(line)
                     while line and not line.endswith(b"\n"):
+                        if length >= MAX_SKIPPED_BYTES:  # a file that has no line ends, however large
+                            yield found.st_size - self.offset
+                            return
                         line = file.readline(MAX_LINE_BYTES)
                         length += len(line)
                     if not line:
@@ -163,11 +168,6 @@ class _Lines:
             raise UserError(f"{str(path.parent)!r} is not a run folder: it has no {LEDGER_FILE}") from None
         except OSError as error:
             raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """A FIFO would block until somebody writes to it."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _find_version(line: bytes) -> int:

@@ -14,6 +14,7 @@ import os
 import secrets
 import signal
 import socket
+import stat
 import time
 from pathlib import Path
 from types import TracebackType
@@ -163,6 +164,7 @@ def name_holder(folder: Path) -> tuple[str, int] | None:
 def interrupt_holder(folder: Path) -> None:
     """Send SIGINT, as Ctrl-C does, to the process that has the folder's lock.
 
+    Others may have written the lock, so the process that it names must have the folder's lock or ledger open to write.
     Raises UserError if there is none, or if it is not a process of this machine that can be recognized.
     """
     holder = _read(folder / "lock")
@@ -172,9 +174,30 @@ def interrupt_holder(folder: Path) -> None:
     if not isinstance(pid, int) or holder.get("host") != socket.gethostname() or not _identify(holder).is_running():
         raise UserError(f"the search is {where}, which cannot be stopped from here: press Ctrl-C there")
     try:
-        os.kill(pid, signal.SIGINT)
+        process = os.pidfd_open(pid)  # the number cannot become another process's while this is open
     except OSError as error:
         raise UserError(f"cannot stop {where}: {error.strerror}") from None
+    try:
+        if not _identify(holder).is_running() or not _writes_to(pid, folder):
+            raise UserError(f"the lock names {where}, which does not write to this run: it was not stopped")
+        signal.pidfd_send_signal(process, signal.SIGINT)
+    except OSError as error:
+        raise UserError(f"cannot stop {where}: {error.strerror}") from None
+    finally:
+        os.close(process)
+
+
+def _writes_to(pid: int, folder: Path) -> bool:
+    """Whether a process of this user has the folder's lock or ledger open to write."""
+    wanted = []
+    for name in ("lock", "ledger.jsonl"):
+        with contextlib.suppress(OSError):
+            wanted.append(os.lstat(folder / name))
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if link.lstat().st_mode & stat.S_IWUSR and any(os.path.samestat(link.stat(), file) for file in wanted):
+                return True
+    return False
 
 
 def _identify(holder: dict[str, object]) -> ProcessIdentity:

@@ -1,4 +1,4 @@
-"""The web application: addresses and their pages, served on this machine until Ctrl-C.
+"""The web application: addresses and their pages.
 
 Pages are rendered here; only a changed part is sent again.
 """
@@ -6,19 +6,14 @@ Pages are rendered here; only a changed part is sent again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
-import signal
-import socket
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -32,12 +27,13 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import METRICS
 from cclsearch.core.secrets.redact import redact
 from cclsearch.export.tables import CONTENT_TYPE, render_openmetrics
+from cclsearch.record.event import MAX_TRIAL
 from cclsearch.run.annotations import add_note, add_tags
 from cclsearch.ui.evidence import read_text
 from cclsearch.ui.guard import Guard, Permissions, clean
 from cclsearch.ui.pages import Pages
-from cclsearch.ui.run_index import RunIndex
-from cclsearch.ui.searches import SearchStarter, stop_search
+from cclsearch.ui.run_index import RunIndex, use_sound
+from cclsearch.ui.searches import SearchStarter, read_number, stop_search
 
 STATIC = Path(__file__).parent / "static"
 # A look costs a few calls of `stat`.
@@ -54,6 +50,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 def make_app(runs: Path, allowed: Permissions) -> Starlette:
     """The application over a folder of runs."""
+    runs = runs.resolve()
     index, starter = RunIndex(runs), SearchStarter(runs)
     pages = Pages(index, starter, allowed)
     routes = [
@@ -77,7 +74,7 @@ def make_app(runs: Path, allowed: Permissions) -> Starlette:
     ]
     handlers: Any = {UserError: _refuse, HTTPException: _refuse}
     app = Starlette(routes=routes, exception_handlers=handlers)
-    app.add_middleware(Guard)
+    app.add_middleware(Guard, runs=runs)
     return app
 
 
@@ -134,7 +131,8 @@ async def _show_metrics(index: RunIndex, request: Request) -> Response:
     """The figures of the runs that changed of late, for a monitoring system on this machine."""
 
     def render() -> str:
-        return render_openmetrics(index.read_recent(RECENT_S, READ_ALL_S), time.time())
+        recent = index.read_recent(RECENT_S, READ_ALL_S)
+        return use_sound(recent, lambda runs: render_openmetrics(runs, time.time()))[0]
 
     return Response(await run_in_threadpool(render), headers={"content-type": CONTENT_TYPE})
 
@@ -203,8 +201,7 @@ async def _change(index: RunIndex, starter: SearchStarter, allowed: Permissions,
                 add_tags(folder, tags, remove=what == "untag")
                 return "removed" if what == "untag" else "added"
             case "note":
-                trial = fields.get("trial")
-                number = int(str(trial)) if trial and str(trial).isdecimal() and len(str(trial)) < 9 else None
+                number = read_number(fields, "trial", 0, 1, MAX_TRIAL) if fields.get("trial") else None
                 if number is not None:
                     index.view(name).find_trial(number)
                 add_note(folder, str(fields.get("text", "")), number)
@@ -232,37 +229,3 @@ async def _read_fields(request: Request) -> dict[str, object]:
     if not isinstance(fields, dict):
         raise UserError("the request is not a JSON object")
     return fields
-
-
-HOST = "127.0.0.1"
-"""Anybody who reaches the port may read all runs, so nothing outside this machine reaches it."""
-
-
-def serve(runs: Path, port: int, allowed: Permissions, say: Callable[[str], None]) -> None:
-    """Serve a folder of runs; `say` gets the address. Raises UserError if the port cannot be used."""
-    with _listen(port) as listener:
-        address = f"http://{HOST}:{listener.getsockname()[1]}/"
-        config = uvicorn.Config(
-            make_app(runs, allowed), log_level="error", access_log=False, lifespan="off", server_header=False,
-            ws="none", timeout_graceful_shutdown=1, h11_max_incomplete_event_size=32 * 1024,
-        )  # fmt: skip
-        for number in (signal.SIGINT, signal.SIGTERM):  # a background job of a script would ignore Ctrl-C
-            signal.signal(number, signal.default_int_handler)
-        threading.Thread(target=page_script, daemon=True).start()  # bundled while the first page is read
-        warm_up()
-        say(address + (f"#token={allowed.token}" if allowed.any else ""))
-        with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listener])
-
-
-def _listen(port: int) -> socket.socket:
-    listener = socket.socket()
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
-        listener.listen(128)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        why = getattr(error, "strerror", None) or "it is not a port"
-        raise UserError(f"port {port} cannot be used ({why}): choose another with --port (0: any free one)") from None
-    return listener

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import math
 import os
 import stat
+import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.job_file import JobFileError, open_job_file
+from cclsearch.core.job_file import JobFileError, open_inside, open_job_file
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import plain
 from cclsearch.record.trial import Trial
@@ -51,25 +52,35 @@ class EvidenceFile:
 
 def list_files(run: Run, trial: Trial) -> list[EvidenceFile]:
     """The regular files in the trial's folder, and the LLM's turn that proposed it; links are left out."""
-    root = run.trial_folder(trial.number)
-    turns = [] if trial.turn is None else [run.folder / "turns" / f"{trial.turn:04d}.json"]
-    found = []
-    for path in itertools.chain(_walk(root), turns):
-        with contextlib.suppress(OSError):
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode):
-                name = path.relative_to(run.folder).as_posix()
-                found.append(EvidenceFile(name, status.st_size, path.name.endswith(TEXT_SUFFIXES)))
-        if len(found) == MAX_FILES:
-            break
-    return found
+    found = [*_walk(run.trial_folder(trial.number), MAX_DEPTH, MAX_FILES)]
+    if trial.turn is not None:
+        found += [one for one in _walk(run.folder / "turns", 0) if one[0].name == f"{trial.turn:04d}.json"]
+    return [
+        EvidenceFile(path.relative_to(run.folder).as_posix(), num_bytes, path.name.endswith(TEXT_SUFFIXES))
+        for path, num_bytes in found
+    ]
 
 
-def _walk(root: Path) -> Iterator[Path]:
-    """The files under a folder, not deeper than `MAX_DEPTH` folders; no link to a folder is followed."""
-    for base, folders, names in os.walk(root):
-        folders[:] = sorted(folders) if len(Path(base).relative_to(root).parts) < MAX_DEPTH else []
-        yield from (Path(base, name) for name in sorted(names))
+def _walk(root: Path, depth: int, most: float = math.inf) -> Iterator[tuple[Path, int]]:
+    """The regular files under a folder, and their bytes: at most `most`, not deeper than `depth` folders.
+
+    No link is followed, and none on the way to the folder; files with a second name (hard links) are left out.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = open_inside(root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            for base, folders, names, folder in os.fwalk(".", dir_fd=descriptor):
+                folders[:] = sorted(folders) if len(Path(base).parts) < depth else []
+                for name in sorted(names):
+                    with contextlib.suppress(OSError):  # it was deleted meanwhile
+                        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                            yield root / base / name, status.st_size
+                            most -= 1
+                            if most <= 0:
+                                return
+        finally:
+            os.close(descriptor)
 
 
 def read_text(run: Run, trial: Trial, path: str) -> str:
@@ -88,8 +99,8 @@ def read_text(run: Run, trial: Trial, path: str) -> str:
 
 
 # A page waits for the result.
-MAX_BYTES = 512 * 2**20
-"""Traces that are larger are left to `ccl-search score`."""
+MAX_BYTES, MAX_TRACE_DEPTH = 512 * 2**20, 12
+"""Traces that are larger are left to `ccl-search score`, files in deeper folders out."""
 
 
 @dataclass(frozen=True)
@@ -120,20 +131,37 @@ class TraceMetrics:
         with self._lock:
             known = self.known.get((run.folder, trial.number))
             if known is None:
-                _refuse_size(folder)
-                traces = read_traces(folder)
-                view = TraceView(traces, card=run.spec.card.for_trial(trial.config), config=trial.config)
-                known = {name: _measure_one(run, view, name) for name in DASHBOARD}
+                with _copy_traces(folder) as copy:
+                    traces = read_traces(copy, use_cache=False)
+                    view = TraceView(traces, card=run.spec.card.for_trial(trial.config), config=trial.config)
+                    known = {name: _measure_one(run, view, name) for name in DASHBOARD}
                 self.known[run.folder, trial.number] = known
         return list(known.values())
 
 
-def _refuse_size(folder: Path) -> None:
-    if not folder.is_dir():
-        raise UserError("this trial has no traces: nothing was profiled, or its evidence was removed")
-    size = sum(os.lstat(path).st_size for path in folder.rglob("*") if path.is_file())
-    if size > MAX_BYTES:
-        raise UserError(f"its traces have {size / 2**30:.1f} GiB: run `ccl-search score` on the trial's folder")
+@contextlib.contextmanager
+def _copy_traces(folder: Path) -> Iterator[Path]:
+    """A copy of the trial's own trace files: readers open files by name, which may become a link meanwhile."""
+    left = MAX_BYTES
+    with tempfile.TemporaryDirectory(prefix="ccl-search-ui-") as scratch:
+        for path, _ in _walk(folder, MAX_TRACE_DEPTH):
+            if path.name.startswith("."):
+                continue
+            copy = Path(scratch, path.relative_to(folder))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with open_job_file(path) as source, copy.open("wb") as target:
+                    while block := source.read(2**20):
+                        target.write(block)
+                        left -= len(block)
+                        if left < 0:
+                            why = f"its traces have over {MAX_BYTES >> 20} MiB"
+                            raise UserError(f"{why}: run `ccl-search score` on the trial's folder")
+            except (OSError, JobFileError):
+                continue
+        if left == MAX_BYTES:
+            raise UserError("this trial has no traces: nothing was profiled, or its evidence was removed")
+        yield Path(scratch)
 
 
 def _measure_one(run: Run, view: TraceView, name: str) -> TracedName:

@@ -6,6 +6,7 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import only_inside
 from cclsearch.core.secrets.names import is_secret_name
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
@@ -43,10 +45,12 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses requests for another host than this machine, and adds the headers that browsers enforce."""
+    """Refuses requests for another host than this machine, adds the headers that browsers enforce, and lets no request
+    open what is not a regular file of the runs.
+    """
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, runs: Path) -> None:
+        self.app, self._runs = app, runs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -68,7 +72,8 @@ class Guard:
             await send_guarded({"type": "http.response.start", "status": 421, "headers": headers})
             await send({"type": "http.response.body", "body": text.encode()})
             return
-        await self.app(scope, receive, send_guarded)
+        with only_inside(self._runs):
+            await self.app(scope, receive, send_guarded)
 
 
 def _name_of(host: str) -> str:

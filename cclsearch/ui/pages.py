@@ -35,7 +35,7 @@ from cclsearch.tasks.base import task_of
 from cclsearch.ui.evidence import TraceMetrics, list_files
 from cclsearch.ui.guard import Permissions, clean
 from cclsearch.ui.leaderboard import Normalization, make_columns, make_groups, name_unit, read_prices
-from cclsearch.ui.run_index import RunEntry, RunIndex, RunView
+from cclsearch.ui.run_index import RunEntry, RunIndex, RunView, use_sound
 from cclsearch.ui.searches import SearchStarter, list_choices
 from cclsearch.ui.table import KNOB, TableQuery, choose_page, draw_compared, draw_run
 
@@ -91,8 +91,11 @@ class Pages:
         found, words = self._index.list_runs(), request.query_params.get("q", "")[:200]
         shown = [entry for entry in found.entries if all(word in entry.text for word in words.lower().split())]
         tags = sorted({tag for entry in found.entries for tag in entry.tags})
+        row = _environment().get_template("run_row.html.j2")
+        rows, bad = use_sound(shown, lambda runs: [Markup(row.render(run=run)) for run in runs])
+        errors = {**found.errors, **{entry.name: why for entry, why in bad}}
         return self._render(
-            "runs.html.j2", "Runs", runs=shown, words=words, tags=tags, errors=found.errors,
+            "runs.html.j2", "Runs", rows=rows, words=words, tags=tags, errors=errors,
             num_all=len(found.entries) + len(found.errors), num_unread=found.num_unread,
         )  # fmt: skip
 
@@ -194,7 +197,8 @@ class Pages:
         names = {view.value: view for view in Normalization}
         view_as = names.get(params.get("view", ""), Normalization.MEASURED)
         prices = read_prices(params, accelerators)
-        groups = make_groups(entries, columns, chosen, view_as, prices, self._traces.known)
+        known = self._traces.known
+        groups, _ = use_sound(entries, lambda each: make_groups(each, columns, chosen, view_as, prices, known))
         shown = [
             c
             for c in columns

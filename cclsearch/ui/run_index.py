@@ -6,11 +6,13 @@ import contextlib
 import os
 import threading
 import time
+import traceback
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Provenance
@@ -34,6 +36,8 @@ MAX_VIEWS = 8
 READ_S = 0.25
 """Seconds for which one request reads ledgers."""
 
+I = TypeVar("I")  # noqa: E741
+T = TypeVar("T")
 Stamp = tuple[object, ...]
 """Equal as long as nothing changes that a page shows of a run."""
 
@@ -199,7 +203,7 @@ class RunIndex:
         since_s, found = time.time() - age_s, []
         for name in self.list_names():
             if self._changed_s(name) >= since_s or is_locked(self.runs / name):
-                with contextlib.suppress(UserError):  # the list of runs says which ones cannot be read
+                with contextlib.suppress(Exception):  # the list of runs says which ones cannot be read
                     found.append(self.view(name, limit_s).run)
         return found
 
@@ -213,10 +217,14 @@ class RunIndex:
 
     def find_folder(self, name: str) -> Path:
         """The folder of a run; raises UserError if there is none of exactly that name."""
-        is_name = name.isprintable() and name not in ("", ".", "..") and os.sep not in name
-        if not is_name or not os.path.lexists(self.runs / name / SPEC_FILE):
+        is_name, folder = name.isprintable() and name not in ("", ".", "..") and os.sep not in name, self.runs / name
+        if not is_name or not os.path.lexists(folder / SPEC_FILE):
             raise UserError(f"there is no run {clean(name)!r} here: it was never here, or was deleted")
-        return self.runs / name
+        if folder.is_symlink():
+            raise UserError(
+                f"{clean(name)!r} is a link to another folder: show that with `ccl-search ui --runs FOLDER`"
+            )
+        return folder
 
     def view(self, name: str, limit_s: float = READ_S) -> RunView:
         """A run, read on for at most that many seconds; raises UserError if there is none or it cannot be read."""
@@ -227,7 +235,7 @@ class RunIndex:
             view = RunView(folder)
         try:
             view.refresh(limit_s)
-        except UserError:
+        except Exception:
             with self._lock:
                 self._views.pop(name, None)
             raise
@@ -258,15 +266,40 @@ class RunIndex:
             elif stamp != known_stamp:
                 try:
                     view = self.view(name, left_s)
-                except UserError as error:
-                    errors[name] = str(error)
+                    entry = view.entry()
+                except Exception as error:  # whatever a run holds, the others are shown
+                    errors[name] = explain(error)
                     continue
-                entry = view.entry()
                 if view.is_complete:
                     self._entries[name] = (stamp, entry)
                 num_unread += not view.is_complete
             entries += [entry] if entry is not None else []
         return RunList(entries, errors, num_unread)
+
+
+def explain(error: Exception) -> str:
+    """The reason why a run cannot be shown, in one line; the traceback of an error of ours is printed."""
+    if isinstance(error, UserError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def use_sound(items: Sequence[I], use: Callable[[list[I]], T]) -> tuple[T, list[tuple[I, str]]]:
+    """What `use` makes of the items, without those with which it fails even alone, and why each of these does."""
+    try:
+        return use([*items]), []
+    except UserError:
+        raise
+    except Exception:
+        sound, bad = [], []
+        for item in items:
+            try:
+                use([item])
+                sound.append(item)
+            except Exception as error:
+                bad.append((item, explain(error)))
+        return use(sound), bad
 
 
 def _stamp_file(path: Path) -> tuple[int, int, int] | None:

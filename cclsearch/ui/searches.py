@@ -75,8 +75,8 @@ class SearchStarter:
         for name, known in choices.items():
             if name == "workload" or fields.get(name):
                 arguments.append(f"--{name}={_choose(fields, name, known)}")
-        arguments.append(f"--budget={_read_number(fields, 'budget', 15, 1, MAX_BUDGET)}")
-        arguments.append(f"--seed={_read_number(fields, 'seed', 0, 0, 2**32 - 1)}")
+        arguments.append(f"--budget={read_number(fields, 'budget', 15, 1, MAX_BUDGET)}")
+        arguments.append(f"--seed={read_number(fields, 'seed', 0, 0, 2**32 - 1)}")
         name = str(fields.get("name") or "")
         if name and (len(name) > 80 or not set(name) <= _NAME or name[0] in ".-"):
             raise UserError("the name of a run has 1 to 80 letters, digits and ._-, and does not begin with . or -")
@@ -128,7 +128,8 @@ def _choose(fields: Mapping[str, object], name: str, known: list[str]) -> str:
     return value
 
 
-def _read_number(fields: Mapping[str, object], name: str, default: int, low: int, high: int) -> int:
+def read_number(fields: Mapping[str, object], name: str, default: int, low: int, high: int) -> int:
+    """The whole number of a form's field, or the default if it is empty; raises UserError if it is not one."""
     text = str(fields.get(name) or default)
     number = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else -1
     if not low <= number <= high:
