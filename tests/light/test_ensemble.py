@@ -35,6 +35,12 @@ def test_two_trials_teach_every_configuration_that_the_closed_form_is_off_by_a_f
         assert np.quantile(np.abs(learned - np.log(factor)), 0.9) < np.log(1.35), factor
 
 
+def test_one_trial_teaches_every_configuration_that_the_cluster_is_slow():
+    everything = np.arange(len(RECORDING.space))
+    learned = fit((0,), 10.0).mean(everything) - FORM.predict(len(RECORDING.space))[0]
+    assert np.median(np.abs(learned - np.log(10.0))) < np.log(1.25)
+
+
 def test_a_closed_form_that_fits_keeps_its_narrow_scale():
     ensemble = fit((0, 1, 2), 1.0)
     widths = [hypothesis.prior.sd_P[FORM.multipliers.index("scale")] for hypothesis in ensemble.hypotheses]
