@@ -25,7 +25,6 @@ from cclsearch.trace.files.run_log import RunLog
 
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
-Floats32 = NDArray[np.float32]
 
 
 class Status(StrEnum):
@@ -118,6 +117,9 @@ class Reason(StrEnum):
     NO_GRID_INFO = "no_grid_info"
     FORMAT_UNSUPPORTED = "format_unsupported"
     TRACE_TRUNCATED = "trace_truncated"
+    IMPOSSIBLE_TIMES = "impossible_times"
+    MISSING_KERNELS = "missing_kernels"
+    EMPTY_STEPS = "empty_steps"
     CARD_MISSING_FIELD = "card_missing_field"
     PHASE_MISMATCH = "phase_mismatch"
     PATH_INCOMPLETE = "path_incomplete"
@@ -205,7 +207,6 @@ class DeviceInfo:
     """The device of this table's device rows; fields that the trace leaves out are None."""
 
     ordinal: int
-    """Number of the device on its host, from the trace."""
     name: str = ""
     num_sms: int | None = None
     memory_bytes: int | None = None
@@ -242,7 +243,6 @@ class MemoryPoints:
 
 _NONE = np.zeros(0, np.int64)
 NO_MEMORY_POINTS = MemoryPoints(_NONE, _NONE, _NONE, np.zeros(0, np.int16))
-
 
 COLUMNS: Mapping[str, str] = {
     "ts_ns": "<i8",
@@ -302,8 +302,7 @@ class TableFacts:
     threads: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     step_source: str = ""
-    """Source of the step markers (`profiler_step`, `inference`, `nvtx`, ..., see `rules/steps.yaml`); "" without steps.
-    """
+    """Source of the step markers (`nvtx`, ..., see `rules/steps.yaml`); "" without steps."""
     op_costs: Mapping[int, OpCost] = field(default_factory=lambda: MappingProxyType({}))
     """name_id -> XLA's cost of the operation."""
     rank: int = 0
@@ -318,7 +317,6 @@ class TableFacts:
     devices: tuple[DeviceInfo, ...] = ()
     """Devices that have rows here; one in almost every trace."""
     backend: str = ""
-    """Communication backend of the run according to the trace."""
     groups: tuple[ProcessGroup, ...] = ()
     host: str = ""
     """Host name if the trace or the file's name states it; tables of one host share a clock."""
@@ -330,7 +328,9 @@ class TableFacts:
     source: str = ""
     """The file's path relative to the folder that was read."""
     reasons: tuple[Reason, ...] = ()
-    """Why only a part of the file could be read; empty if it was read completely."""
+    """Why only a part of the file could be read or trusted; empty if all of it can."""
+    problems: tuple[str, ...] = ()
+    """What cannot be in the trace, in words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,7 +361,7 @@ class EventTable(TableFacts):
 
     bytes: ClassVar[cached_property[Ints]] = _dense("bytes")
     """Bytes of a memory copy or set; -1 for other rows."""
-    blocks_per_sm: ClassVar[cached_property[Floats32]] = _dense("blocks_per_sm")
+    blocks_per_sm: ClassVar[cached_property[NDArray[np.float32]]] = _dense("blocks_per_sm")
     """Thread blocks per multiprocessor; NaN if the trace does not say (ROCm, XLA, CPU)."""
     coll_id: ClassVar[cached_property[Ints32]] = _dense("coll_id")
     """Index into `collectives`; every COMM row has one, all others -1."""

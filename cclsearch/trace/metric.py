@@ -28,7 +28,7 @@ from cclsearch.core.text import one_line
 from cclsearch.trace.events import Reason
 from cclsearch.trace.result import Draft, MetricResult, NotAvailable, Status
 from cclsearch.trace.view import NO_TIMES, TraceView
-from cclsearch.trace.windows import Windows, first_reason
+from cclsearch.trace.windows import NO_STEPS, Windows, first_reason
 
 __all__ = ["Better", "Combine", "Draft", "Metric", "MetricResult", "NotAvailable", "Status", "metric"]
 
@@ -42,10 +42,15 @@ _COMBINE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "sum": math.fsum,
     "median": statistics.median,
 }
-_TRACE_PROBLEMS = (Reason.TRACE_TRUNCATED, Reason.RANKS_MISSING)
+_TRACE_PROBLEMS = (
+    *(Reason.IMPOSSIBLE_TIMES, Reason.MISSING_KERNELS, Reason.NO_GPU_EVENTS),
+    *(Reason.TRACE_TRUNCATED, Reason.RANKS_MISSING),
+)
 """Problems of a trace as a whole: each makes every value partial."""
+_FROM_STARTS = ("trace_step_time", "tokens_per_s", "tokens_per_s_per_device", "mfu", "mfu_causal", "peak_memory")
+"""Metrics that rest on no duration of a kernel."""
 _WINDOW_DETAILS = {
-    Reason.NO_STEP_MARKERS: "no step markers: over the whole file",
+    **{reason: f"{words}: over the whole file" for reason, words in NO_STEPS.items()},
     Reason.TOO_FEW_STEPS: "one step only",
 }
 
@@ -144,7 +149,7 @@ def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Sequence[
     if not math.isfinite(value):
         raise NotAvailable(Reason.FORMAT_UNSUPPORTED, f"the metric returned {value}")
     windows = windows if draft.needs_steps else ()
-    problems = list(_find_problems(trace, draft, first_reason(windows)))
+    problems = list(_find_problems(trace, draft, first_reason(windows), metric.name))
     reason = next((problem for problem, _ in problems), None)
     detail = "; ".join(dict.fromkeys(text for text in (draft.detail, *(text for _, text in problems)) if text))
     per_rank = {
@@ -168,13 +173,15 @@ def _complete(metric: Metric, trace: TraceView, draft: Draft, windows: Sequence[
     )
 
 
-def _find_problems(trace: TraceView, draft: Draft, windows: Reason | None) -> Iterator[tuple[Reason, str]]:
+def _find_problems(trace: TraceView, draft: Draft, windows: Reason | None, name: str) -> Iterator[tuple[Reason, str]]:
     """Yield every reason for which a value is partial, with its sentence; the first is the result's reason."""
     for reason in dict.fromkeys(filter(None, (draft.reason, windows))):
-        said = _WINDOW_DETAILS.get(reason, "")
+        is_of_steps = reason is not Reason.NO_LAUNCH_RECORDS or reason is windows
+        said = _WINDOW_DETAILS.get(reason, "") if is_of_steps else ""
         is_said = (bool(said) and said.split(":")[0] in draft.detail) or "over the whole file" in draft.detail
         yield reason, "" if is_said else said
     of_trace = {*trace.trace_set.reasons, *(r for table in trace.trace_set.tables.values() for r in table.reasons)}
+    of_trace -= {Reason.IMPOSSIBLE_TIMES} if name in _FROM_STARTS else set()
     if problem := next((reason for reason in _TRACE_PROBLEMS if reason in of_trace), None):
         yield problem, trace.trace_set.message
     if trace.excluded_ranks:

@@ -19,7 +19,7 @@ from cclsearch.trace.files.cache import release_memory
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
 from cclsearch.trace.matching import Matching, match_collectives
 from cclsearch.trace.result import NotAvailable, if_available
-from cclsearch.trace.windows import Windows, find_windows, first_reason
+from cclsearch.trace.windows import NO_STEPS, Windows, find_windows, first_reason
 
 if TYPE_CHECKING:
     from cclsearch.card.model import Card
@@ -283,28 +283,29 @@ class TraceView:
 
     @property
     def window_reason(self) -> Reason | None:
-        """`no_step_markers`, else `too_few_steps`, if a rank's windows have it; None if all ranks have steps."""
+        """One of `NO_STEPS`, else `too_few_steps`, if a rank's windows have it; None if all ranks have steps."""
         return first_reason(view.windows for view in self.ranks.values())
 
     @property
     def unmarked(self) -> str:
-        """The ranks without steps, whose window is the whole file: "no step markers" if no rank has any; else "".
+        """Why the window is the whole file: such as "no step markers", with the ranks if it is not all; else "".
 
         Ranks without device work do not count.
         """
         busy = {rank: view.windows for rank, view in self.ranks.items() if len(view.windows.spans_W2)}
         unmarked = [rank for rank, windows in busy.items() if not windows.are_steps]
+        why = NO_STEPS.get(first_reason(busy.values()) or Reason.TOO_FEW_STEPS, "")
         if len(unmarked) in (0, len(busy)):
-            return "no step markers" if unmarked else ""
+            return why
         first = ", ".join(map(str, unmarked[:5])) + (", ..." if len(unmarked) > 5 else "")
-        return f"no step markers on {len(unmarked)} of {len(busy)} ranks: {first}"
+        return f"{why} on {len(unmarked)} of {len(busy)} ranks: {first}"
 
     @property
     def covered(self) -> str:
         """The span of the figures of all ranks: "per step", or the whole file of the ranks without steps."""
         if not self.unmarked:
             return "per step"
-        every = self.unmarked == "no step markers"
+        every = self.unmarked in NO_STEPS.values()
         return f"over the whole file{'' if every else ' of ranks without steps'} ({self.unmarked})"
 
     @property
@@ -374,7 +375,8 @@ class TraceView:
 def require_windows(view: RankView) -> Int64s:
     """Return the rank's windows; raises NotAvailable if the rank has no device events."""
     if not len(view.busy_M2):
-        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
+        what = "no device event takes time" if len(view.device_rows) else "no device events"
+        raise NotAvailable(Reason.NO_GPU_EVENTS, what)
     return view.windows.spans_W2
 
 

@@ -12,6 +12,13 @@ from cclsearch.trace.intervals import Int64s
 
 MIN_STEPS_TO_TRIM = 4
 """With at least this many complete steps, the first and the last are not used."""
+NO_STEPS = {
+    Reason.NO_STEP_MARKERS: "no step markers",
+    Reason.NO_LAUNCH_RECORDS: "steps are marked, but no device event has a launch record",
+    Reason.MISSING_KERNELS: "steps are marked, but each lacks kernels that it launched",
+    Reason.EMPTY_STEPS: "steps are marked, but launched no work that was recorded",
+}
+"""Reasons why the window is the whole file, in words."""
 _MARKED_ON_HOST = ("step_num", "program")
 """Sources of XLA steps that are host events: the work that they launch runs later."""
 
@@ -27,12 +34,12 @@ class Windows:
     numbers: tuple[int, ...]
     """Number of each step, from its marker."""
     reason: Reason | None = None
-    """`no_step_markers` (one window: the whole file), `too_few_steps` (one step: its own extent), or None."""
+    """One of `NO_STEPS` (one window: the whole file), `too_few_steps` (one step: its own extent), or None."""
 
     @property
     def are_steps(self) -> bool:
         """Whether the windows are steps, not the whole file."""
-        return self.reason is not Reason.NO_STEP_MARKERS and len(self.spans_W2) > 0
+        return self.reason not in NO_STEPS and len(self.spans_W2) > 0
 
     @property
     def num_steps(self) -> int:
@@ -41,9 +48,9 @@ class Windows:
 
 
 def first_reason(windows: Iterable[Windows]) -> Reason | None:
-    """Return `no_step_markers`, else `too_few_steps`, if any of these windows has it; None if all are full steps."""
+    """Return one of `NO_STEPS`, else `too_few_steps`, if any of these windows has it; None if all are full steps."""
     found = {each.reason for each in windows}
-    return next((reason for reason in (Reason.NO_STEP_MARKERS, Reason.TOO_FEW_STEPS) if reason in found), None)
+    return next((reason for reason in (*NO_STEPS, Reason.TOO_FEW_STEPS) if reason in found), None)
 
 
 def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Windows:
@@ -63,7 +70,7 @@ def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Win
     order = order[extents_S2[order, 1] >= extents_S2[order, 0]]
     complete = np.array([table.steps[i].complete for i in order], dtype=bool)
     if not complete.any():
-        return _whole_file(busy_M2)
+        return _whole_file(table, busy_M2, device_rows)
     starts, own_ends = extents_S2[order].T
     ends = np.append(starts[1:], own_ends[-1])
     at = np.flatnonzero(complete)
@@ -77,7 +84,7 @@ def find_windows(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Win
     if (ends[at] <= starts[at]).any():
         at = at[ends[at] > starts[at]]
     if not len(at):
-        return _whole_file(busy_M2)
+        return _whole_file(table, busy_M2, device_rows)
     numbers = tuple(table.steps[i].number for i in order[at])
     return Windows(np.stack([starts, ends], axis=1)[at], order[at], numbers, Reason.TOO_FEW_STEPS if alone else None)
 
@@ -127,8 +134,15 @@ def _annotations(table: EventTable) -> list[tuple[int, int, int]]:
     ]
 
 
-def _whole_file(busy_M2: Int64s) -> Windows:
+def _whole_file(table: EventTable, busy_M2: Int64s, device_rows: Int64s) -> Windows:
+    reason = Reason.EMPTY_STEPS
+    if not table.steps:
+        reason = Reason.NO_STEP_MARKERS
+    elif not any(step.complete for step in table.steps):
+        reason = Reason.MISSING_KERNELS
+    elif len(device_rows) and (table.launch[device_rows] < 0).all():
+        reason = Reason.NO_LAUNCH_RECORDS
     if not len(busy_M2):
-        return Windows(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), (), Reason.NO_STEP_MARKERS)
+        return Windows(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), (), reason)
     span = np.array([[busy_M2[0, 0], busy_M2[-1, 1]]], dtype=np.int64)
-    return Windows(span, np.array([-1], dtype=np.int64), (-1,), Reason.NO_STEP_MARKERS)
+    return Windows(span, np.array([-1], dtype=np.int64), (-1,), reason)

@@ -306,7 +306,7 @@ def test_ranks_with_the_same_collectives_on_one_clock_must_overlap_in_time(tmp_p
 @pytest.mark.parametrize("case", [{"gap_us": -1000.0}, {"same_host": False}, {"reduce": False}])
 def test_ranks_without_a_common_clock_or_collective_may_be_far_apart(tmp_path, case):
     write_apart(tmp_path, **{"gap_us": 64e6, **case})
-    assert read_traces(tmp_path, use_cache=False).status == "ok"
+    assert "mixed_runs" not in read_traces(tmp_path, use_cache=False).reasons
 
 
 BOMB = gzip.compress(b'{"traceEvents": [') + 75 * gzip.compress(b" " * (4 << 20), 9)

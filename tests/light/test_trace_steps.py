@@ -233,8 +233,8 @@ def write_random(folder: Path, seed: int) -> tuple[list[list[Span]], list[Span]]
     rng = random.Random(seed)
     marker, count = rng.choice(MARKERS), rng.choice([1, 1, 2, 3, 5])
     annotated, with_zero = rng.random() < 0.5, rng.random() < 0.5
-    streams, host_us, gap_us = (
-        rng.choice([[7], [7, 20, 21]]),
+    several_streams, host_us, gap_us = (
+        rng.random() < 0.5,
         rng.choice([50.0, 400.0, 4000.0]),
         rng.choice([0.0, 500.0]),
     )
@@ -246,7 +246,7 @@ def write_random(folder: Path, seed: int) -> tuple[list[list[Span]], list[Span]]
         spans: list[Span] = []
         kernels = rng.randint(1, 5)
         for j in range(kernels):
-            corr, stream = 10 * i + j + 1, rng.choice(streams)
+            corr, stream = 10 * i + j + 1, 7 + j * several_streams
             length = 0 if with_zero and j in (0, kernels - 1) and kernels > 2 else rng.randint(1, 300)
             start = device_at + rng.randint(0, 40)
             launch = write.span(
@@ -255,7 +255,7 @@ def write_random(folder: Path, seed: int) -> tuple[list[list[Span]], list[Span]]
             shown = {"device": 0, "stream": stream, "correlation": corr}
             events += [launch, write.span("kernel", "ampere_sgemm", start, length, tid=stream, **shown)]
             spans.append((start, start + length))
-            device_at = start + length * rng.choice([0.5, 1])
+            device_at = start + length * rng.choice([0.5 if several_streams else 1, 1])
         first, last = min(start for start, _ in spans), max(end for _, end in spans)
         if annotated:
             shown = {"device": 0, "stream": 7}

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import COLUMNS, SPARSE_COLUMNS, EventTable, MemoryPoints, TableFacts
 from cclsearch.trace.names.kernels import load_classes
 
-READER_VERSION = 9
+READER_VERSION = 10
 """Increase it whenever the content of the columns changes."""
 
 MAX_CACHE_BYTES = 4 << 30

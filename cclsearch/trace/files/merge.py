@@ -23,6 +23,9 @@ _MOST_SEVERE_FIRST = (
     Reason.UNREADABLE,
     Reason.TOO_LARGE,
     Reason.FORMAT_UNSUPPORTED,
+    Reason.NO_GPU_EVENTS,
+    Reason.MISSING_KERNELS,
+    Reason.IMPOSSIBLE_TIMES,
     Reason.RANKS_MISSING,
     Reason.TRACE_TRUNCATED,
 )
@@ -102,7 +105,8 @@ def _finish(
     refused = [report for report in reports if report.status == FileStatus.NOT_AVAILABLE]
     reasons |= {report.reason or Reason.UNREADABLE for report in refused}
     problems = [f"{report.path}: {report.message or report.reason}" for report in refused]
-    problems += dict.fromkeys(f"{t.source}: {', '.join(t.reasons)}" for t in tables if t.status == FileStatus.PARTIAL)
+    partial = [table for table in tables if table.status == FileStatus.PARTIAL]
+    problems += dict.fromkeys(f"{t.source}: {'; '.join(t.problems) or ', '.join(t.reasons)}" for t in partial)
     if missing:
         reasons.add(Reason.RANKS_MISSING)
         problems.append(f"{len(missing)} of {world} ranks have no trace")

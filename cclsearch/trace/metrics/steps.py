@@ -25,7 +25,7 @@ from cclsearch.trace.intervals import Int64s, covered_ns, intersect_spans, unite
 from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.result import if_available, mean_over_ranks
 from cclsearch.trace.view import NO_TIMES, StepParts, TraceView, require_windows
-from cclsearch.trace.windows import first_reason
+from cclsearch.trace.windows import NO_STEPS, first_reason
 
 
 def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Draft:
@@ -45,7 +45,7 @@ def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Dra
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
     windows = [view.windows for rank, view in trace.ranks.items() if shares[rank] is not None]
     reason = first_reason(windows)
-    whole = reason is Reason.NO_STEP_MARKERS
+    whole = reason in NO_STEPS
     return Draft(
         value=float(np.mean(found)),
         per_rank=shares,
@@ -158,7 +158,7 @@ def measure_step_time(trace: TraceView) -> Draft:
             by_number.setdefault(number, []).append(float(value))
     found = {rank: value for rank, value in medians.items() if value is not None}
     if not found:
-        raise NotAvailable(Reason.NO_STEP_MARKERS, "no rank has step markers")
+        return _measure_marker_period(trace)
     slowest = max(found, key=lambda rank: found[rank])
     alone = any(trace.ranks[rank].windows.reason is Reason.TOO_FEW_STEPS for rank in found)
     return Draft(
@@ -169,6 +169,24 @@ def measure_step_time(trace: TraceView) -> Draft:
         reason=Reason.TOO_FEW_STEPS if alone else Reason.NO_STEP_MARKERS if len(found) < len(medians) else None,
         detail="one step only: the time that its work takes, not the time from one step to the next" if alone else "",
         inputs=_describe_periods(trace, periods, slowest),
+    )
+
+
+def _measure_marker_period(trace: TraceView) -> Draft:
+    """Return the period of the host's markers, which is the device's over many steps; for traces without launches."""
+    markers = {rank: sorted(s.start_ns for s in view.table.steps) for rank, view in trace.ranks.items()}
+    medians = {r: float(np.median(np.diff(starts))) / 1e9 for r, starts in markers.items() if len(starts) > 1}
+    medians = {rank: value for rank, value in medians.items() if value > 0}
+    reason = trace.window_reason or Reason.NO_STEP_MARKERS
+    if not medians:
+        raise NotAvailable(reason, "no rank has step markers" if reason is Reason.NO_STEP_MARKERS else NO_STEPS[reason])
+    return Draft(
+        value=max(medians.values()),
+        per_rank=medians,
+        n_steps=min(len(markers[rank]) for rank in medians) - 1,
+        reason=reason,
+        detail=f"from marker to marker on the host: {NO_STEPS.get(reason, '')}",
+        needs_steps=False,
     )
 
 

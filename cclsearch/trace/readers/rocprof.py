@@ -184,7 +184,7 @@ def read_rocprof(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
             raise TraceError(Reason.TRACE_TRUNCATED, "ends before its first kernel")
         raise TraceError(Reason.NO_GPU_EVENTS, "contains no kernel and no copy of any device")
     reasons = list_faults(is_complete=reader.complete, num_bad=reader.num_bad)
-    return tuple(replace(table, reasons=reasons) for table in tables)
+    return tuple(replace(table, reasons=(*reasons, *table.reasons)) for table in tables)
 
 
 def _build_tables(process: _Process, source: str) -> Iterator[EventTable]:

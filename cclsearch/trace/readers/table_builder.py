@@ -29,6 +29,7 @@ from cclsearch.trace.names.step_markers import MarkerSpan, steps_of_marks
 from cclsearch.trace.readers.collectives import collective_from_name, name_bare_collectives
 from cclsearch.trace.readers.columns import Column, Interner, SparseColumn, to_int32
 from cclsearch.trace.readers.kineto.scanner import look_up
+from cclsearch.trace.readers.plausibility import cut_overlaps, with_problems
 
 MIN_MATCHED_SHARE = 0.95
 """Share of a step's kernel launches with a kernel in the trace below which the window cuts the step."""
@@ -221,6 +222,7 @@ def build_nsys_table(
     for row in rows:
         classes[names[row.name]] = row.compute
     steps = find_nvtx_steps(host, first)
+    problems = cut_overlaps(columns)
     device_rows, launch, runtime = match_launches(columns["kind"], columns["corr"])
     columns["step_id"] = attribute_steps(columns, steps, device_rows, launch)
     launches = np.array([row for row in runtime if _LAUNCH.search(both[row].name)], np.int64)
@@ -254,7 +256,7 @@ def build_nsys_table(
         clock="unix" if base_ns else "trace",
         source=source,
     )
-    return name_bare_collectives(table)
+    return with_problems(name_bare_collectives(table), *problems)
 
 
 def find_nvtx_steps(host: Sequence[NsysRow], base_ns: int) -> tuple[Step, ...]:

@@ -59,7 +59,7 @@ def describe_answer(replay: Replay, answer: WhatIf | None, utilities: dict[str, 
     measured = format_value(replay.step_time_s, "s")
     lines = [f"measured step: {measured} (trace_step_time of `ccl-search score`)"]
     if not replay.is_step:
-        lines = [f"recorded window (no step markers): {measured}"]
+        lines = [f"recorded window ({replay.trace.unmarked}): {measured}"]
     if answer is not None:
         step, gain = between(answer)
         lines.append(

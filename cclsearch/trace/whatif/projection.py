@@ -168,14 +168,13 @@ def prepare_replay(trace: TraceView, ranks_per_domain: int | None = None) -> Rep
 
 def _measure_lengths(trace: TraceView) -> dict[int, float]:
     """Return rank -> seconds of its median step; without steps in any rank, of its whole file."""
-    try:
+    if any(view.windows.are_steps for view in trace.ranks.values()):
         return {rank: value for rank, value in measure_step_time(trace).per_rank.items() if value is not None}
-    except NotAvailable:
-        lengths = {rank: view.parts.window_ns_W for rank, view in trace.ranks.items()}
-        found = {rank: float(ns_W[0]) / 1e9 for rank, ns_W in lengths.items() if len(ns_W)}
-        if not found:
-            raise NotAvailable(Reason.NO_GPU_EVENTS, "no device event that takes time") from None
-        return found
+    lengths = {rank: view.parts.window_ns_W for rank, view in trace.ranks.items()}
+    found = {rank: float(ns_W[0]) / 1e9 for rank, ns_W in lengths.items() if len(ns_W)}
+    if not found:
+        raise NotAvailable(Reason.NO_GPU_EVENTS, "no device event that takes time")
+    return found
 
 
 def _changed_kinds(scenario: Scenario) -> list[Kind]:
@@ -194,7 +193,7 @@ def _without_launches(graph: RankGraph) -> RankGraph:
 def _replay_notes(trace: TraceView, number: int, window_s: float, step_s: float) -> list[str]:
     notes = []
     if number < 0:
-        notes.append(f"no step markers: the whole file ({format_value(window_s, 's')}) is replayed")
+        notes.append(f"{trace.unmarked}: the whole file ({format_value(window_s, 's')}) is replayed")
     elif abs(window_s / step_s - 1) > 1e-6:
         replayed, median = format_value(window_s, "s"), format_value(step_s, "s")
         notes.append(f"step {number} ({replayed}) is replayed and scaled to the median step ({median})")

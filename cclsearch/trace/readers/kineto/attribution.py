@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from cclsearch.trace.events import DEVICE_WORK, Kind, Reason, Step, rows_of_kinds
 from cclsearch.trace.names.step_markers import MarkerSpan, read_marker, steps_of_marks
 from cclsearch.trace.readers.kineto.scanner import DEVICE_KINDS
+from cclsearch.trace.readers.plausibility import Dense
 from cclsearch.trace.readers.stream import TraceError
 from cclsearch.trace.readers.table_builder import match_launches, step_of_launches, steps_at
 
@@ -19,9 +20,6 @@ MIN_SHARE = 0.05
 """Smallest share of a process, relative to the operators of the largest."""
 MIN_LAUNCHED = 0.95
 """A process that launched less than this share of a device's rows, beside another, did not launch them."""
-
-Dense = dict[str, Any]
-Sparse = dict[str, tuple[NDArray[np.int32], NDArray[Any]]]
 
 
 def split_processes(
@@ -89,13 +87,6 @@ def _launch_lags(columns: Dense, is_of_process: NDArray[np.bool_], rows: NDArray
     _, launch, _ = match_launches(columns["kind"][both], columns["corr"][both])
     lags = columns["ts_ns"][rows] - columns["ts_ns"][both][launch]
     return np.asarray(lags[(launch >= 0) & (lags >= 0)])
-
-
-def take_rows(mask: NDArray[np.bool_], columns: Dense, sparse: Sparse) -> tuple[Dense, Sparse]:
-    """Return the columns of the rows in the mask."""
-    number = np.cumsum(mask, dtype=np.int32) - np.int32(1)
-    taken = {name: (number[rows[mask[rows]]], values[mask[rows]]) for name, (rows, values) in sparse.items()}
-    return {name: column[mask] for name, column in columns.items()}, taken
 
 
 DEVICE_SOURCE = "gpu_annotation"

@@ -24,7 +24,7 @@ from cclsearch.trace.readers.collectives import collective_of_backend
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.table_builder import steps_at
 
-BACKEND_CALL = re.compile(r"^(gloo|mpi|ucc|xccl|hccl):")
+BACKEND_CALL = re.compile(r"^(gloo|mpi|ucc):")
 COLLECTIVE_OP = re.compile(r"^(c10d::|_c10d_functional(_autograd)?::)(?!wait_tensor|monitored|broadcast_coalesced$)")
 COMM_OP = re.compile(r"^(c10d::|_c10d_functional(_autograd)?::)")
 """Operators that do not compute: those that cause a call, and those that wait for one."""

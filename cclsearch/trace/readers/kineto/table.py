@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.core.text import count_of
 from cclsearch.trace.events import (
     NO_MEMORY_POINTS,
     Collective,
@@ -20,23 +21,27 @@ from cclsearch.trace.events import (
     MemoryPoints,
     OpShape,
     ProcessGroup,
+    Reason,
     Step,
 )
 from cclsearch.trace.names.kinds import classify_kernel
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name, name_bare_collectives
 from cclsearch.trace.readers.columns import Interner, positive_int
 from cclsearch.trace.readers.kineto.args import read_grid, read_shape
-from cclsearch.trace.readers.kineto.attribution import (
-    Dense,
-    Sparse,
-    attribute_rows,
-    find_steps,
-    split_processes,
-    take_rows,
-)
+from cclsearch.trace.readers.kineto.attribution import attribute_rows, find_steps, split_processes
 from cclsearch.trace.readers.kineto.builder import KinetoBuilder
 from cclsearch.trace.readers.kineto.cpu import apply_cpu_rules
-from cclsearch.trace.readers.stream import list_faults
+from cclsearch.trace.readers.plausibility import (
+    LAUNCH,
+    Dense,
+    Problem,
+    Sparse,
+    cut_overlaps,
+    drop_zero_times,
+    has_device_backend,
+    take_rows,
+    with_problems,
+)
 from cclsearch.trace.readers.table_builder import (
     mark_incomplete_steps,
     match_launches,
@@ -50,7 +55,6 @@ _MAX_WORLD = 1_000_000
 # A time after 1973; uptimes and profiler clocks are smaller.
 _UNIX_NS = 10**17
 """Nanoseconds from which a time counts as Unix time."""
-_LAUNCHES = re.compile(r"launch_?kernel|launchcooperative|cuLaunch", re.IGNORECASE)
 
 
 def build_tables(builder: KinetoBuilder, *, source: str, is_complete: bool) -> tuple[EventTable, ...]:
@@ -77,6 +81,7 @@ def _build_table(
     builder: KinetoBuilder, columns: Dense, sparse: Sparse, memory: MemoryPoints, *, source: str, is_complete: bool
 ) -> EventTable:
     metadata = builder.reader.metadata
+    columns, sparse, problems = drop_zero_times(columns, sparse, -1000 * (builder.base_us or 0))
     shift = start_at_zero(columns)
     names = tuple(builder.rows.names)
     groups = read_groups(metadata)
@@ -94,7 +99,7 @@ def _build_table(
     def find_launches() -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
         """The device rows, the launch of each, and the rows of calls that launch a kernel."""
         device_rows, launch, calls = match_launches(columns["kind"], columns["corr"])
-        return device_rows, launch, _rows_named(columns, names, calls, _LAUNCHES)
+        return device_rows, launch, _rows_named(columns, names, calls, LAUNCH)
 
     (device_rows, launch, launches), ((source_of_steps, steps, by_start), facts) = call_both(
         builder.threads, find_launches, describe_rows
@@ -104,6 +109,9 @@ def _build_table(
     base_us = (builder.base_us or 0) + builder.reader.time_offset_us
     base_ns = base_us * 1000 + shift + (positive_int(metadata.get("baseTimeNanoseconds")) or 0)
     run = describe_run(metadata, groups, columns, device_rows, base_ns)
+    if run["accelerator"] == "cpu" and has_device_backend(columns, names):
+        run["accelerator"] = "gpu"
+    problems += cut_overlaps(columns) + _list_faults(builder, is_complete=is_complete)
     steps = mark_incomplete_steps(steps, columns["step_id"], launch, launches)
     table = EventTable(
         **columns,
@@ -118,9 +126,14 @@ def _build_table(
         **run,
     )
     table = apply_cpu_rules(table) if table.accelerator == "cpu" else name_bare_collectives(table)
-    return replace(
-        table, reasons=list_faults(is_complete=is_complete, num_bad=builder.num_bad + builder.reader.num_bad)
-    )
+    return with_problems(table, *problems)
+
+
+def _list_faults(builder: KinetoBuilder, *, is_complete: bool) -> tuple[Problem, ...]:
+    num_bad = builder.num_bad + builder.reader.num_bad
+    bad = f"{count_of(num_bad, 'event')} with a broken time, name or category"
+    faults = {Reason.UNREADABLE: num_bad and bad, Reason.TRACE_TRUNCATED: not is_complete and "the file is cut off"}
+    return tuple((reason, text) for reason, text in faults.items() if text)
 
 
 def classify_kernels(
