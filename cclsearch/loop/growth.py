@@ -59,6 +59,20 @@ def list_openings(original: RunSpec, knobs: Sequence[Knob]) -> dict[str, Opening
     )
 
 
+def _find(
+    original: RunSpec, name: str, openings: Mapping[str, Opening], knobs: Sequence[Knob], level: Extend
+) -> Opening:
+    return find_opening(
+        name,
+        openings,
+        load_framework(original.framework),
+        knobs,
+        level=level,
+        environment=original.profile.environment,
+        cores=original.card.hardware.host_cores,
+    )
+
+
 def plan_growth(
     original: RunSpec, earlier: SpaceGrown | None, num_growths: int, wanted: Wanted, *, level: Extend, why: str = ""
 ) -> GrownSpace:
@@ -85,8 +99,7 @@ def plan_growth(
     for name, values in wanted.items():
         if name in declared:
             raise UserError(f"the choices of {name} were given by the card, the profile or --knob, and stay so")
-        environment = original.profile.environment
-        opening = find_opening(name, openings, framework, knobs, level=level, environment=environment)
+        opening = _find(original, name, openings, knobs, level)
         known = next((knob.choices for knob in knobs if knob.name == opening.knob), ())
         new = tuple(value for value in read_values(opening, values) if value not in known)
         if not known and opening.neutral is not None:
@@ -128,8 +141,7 @@ def require_growth(original: RunSpec, growth: SpaceGrown) -> None:
         if original.recording is not None:
             raise UserError("a recording cannot grow")
         for name, choices in growth.choices.items():
-            environment = original.profile.environment
-            opening = find_opening(name, openings, framework, knobs, level=level, environment=environment)
+            opening = _find(original, name, openings, knobs, level)
             known = next((knob.choices for knob in knobs if knob.name == name), ())
             if growth.neutral.get(name) != opening.neutral or opening.knob != name:
                 raise UserError(f"{name} has not the neutral value {opening.neutral!r}")

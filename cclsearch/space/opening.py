@@ -23,11 +23,12 @@ from cclsearch.space.variables import (
     FLAG,
     UNSET,
     VARIABLE,
+    find_reviewed,
     load_catalogue,
     open_unlisted,
-    original_name,
     refuse_name,
     refuse_shape,
+    refuse_threads,
     refuse_unlisted_value,
     refuse_value,
 )
@@ -62,12 +63,15 @@ class Opening:
     least: int | float | None = None
     most: int | float | None = None
     is_listed: bool = True
+    cores: int | None = None
+    """Cores of a node, if known: no knob counts more threads."""
 
     def refuse(self, value: Value) -> str:
         """Return why that value may not be added; empty if it may."""
         if not self.is_listed:
-            return refuse_unlisted_value(value)
-        return refuse_shape(value) or refuse_value(value, self.values, self.least, self.most)
+            return refuse_unlisted_value(value) or refuse_threads(self.knob, value, self.cores)
+        known = refuse_shape(value) or refuse_value(value, self.values, self.least, self.most)
+        return known or refuse_threads(self.knob, value, self.cores)
 
     def describe(self) -> str:
         """The opening in one line: `threads: 2, 4 (now 1): threads of a rank`."""
@@ -123,13 +127,19 @@ def _open_knob(card: Card, knob: FrameworkKnob, present: Knob | None, framework:
     if isinstance(given, Divisors):  # every divisor, also above `most` of the file
         given = given.model_copy(update={"most": None}).choices(card, use_fewer=True)
     known = (given[0],) if present is None else present.choices
+    cores = card.hardware.host_cores
+    least, most = knob.range or (None, None)
+    if cores is not None and most is not None and refuse_threads(knob.name, most, cores):
+        most = cores
     return Opening(
         knob.name,
         knob.description or meaning_of(knob.name).words,
         framework.source or f"{framework.name} file",
         given[0] if present is None else None,
-        tuple(choice for choice in given if choice not in known),
-        *(knob.range or (None, None)),
+        tuple(choice for choice in given if choice not in known and not refuse_threads(knob.name, choice, cores)),
+        least,
+        most,
+        cores=cores,
     )
 
 
@@ -141,16 +151,17 @@ def find_opening(
     *,
     level: Extend,
     environment: Collection[str] = (),
+    cores: int | None = None,
 ) -> Opening:
     """Return the opening for a knob, a variable (`NCCL_ALGO`) or a flag (`--xla_...`); UserError with the reason if
-    none.
+    none. `cores` are those of a node, if known.
     """
     shown = one_line(name, 60)
     if name in openings:
         return openings[name]
-    listed = _find_listed(name, openings)
-    if listed is not None:
-        return listed
+    listed = find_reviewed(name, is_exact=True) if name.isascii() else ""
+    if listed in openings:
+        return openings[listed]
     present = {knob.name for knob in knobs}
     other = canonical_name(name.lower()) if name.isascii() else name
     if other in openings:
@@ -172,20 +183,10 @@ def find_opening(
     target = open_unlisted(knob, framework.libraries)
     if target is None:
         raise UserError(f"{shown!r} is not a variable or flag of a library of {framework.name}")
-    target = (original_name(target[0]), target[1])
     if target[0] in environment or any(known.writes_into(*target) for known in framework.all_knobs):
         raise UserError(f"{shown!r} is set by the profile or by another knob already")
     neutral = None if knob in present else UNSET
-    return Opening(knob, f"{bare}, which no one reviewed", "its name only", neutral, is_listed=False)
-
-
-def _find_listed(name: str, openings: Mapping[str, Opening]) -> Opening | None:
-    """Return the opening of a listed variable or flag by that variable's or flag's own name."""
-    for knob, variable in load_catalogue().variables.items():
-        own = (f"--{variable.flag}", variable.flag) if variable.flag else (variable.env, *variable.also)
-        if knob in openings and name in own:
-            return openings[knob]
-    return None
+    return Opening(knob, f"{bare}, which no one reviewed", "its name only", neutral, is_listed=False, cores=cores)
 
 
 def _name_unlisted(name: str) -> str | None:

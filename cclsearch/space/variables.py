@@ -1,7 +1,7 @@
 """Environment variables of libraries that a search may open: a reviewed list, and rules for names that it lacks.
 
-A name that no one reviewed is refused if one of its words says that it loads code, names a place, changes the hardware,
-the precision or the work. What a variable or flag means decides, not whether a list has it.
+A name that no one reviewed is refused unless all its words are known to be of performance alone; what the reviewed list
+has, in any spelling, is opened with its reviewed values only. `variables.yaml` has the list and the words.
 """
 
 from __future__ import annotations
@@ -27,31 +27,16 @@ MAX_NUMBER = 2**40
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{1,59}[A-Za-z0-9]", re.ASCII)
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 _TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,:+-]{0,63}", re.ASCII)
-_DENIED_PARTS = {
-    "loads code": "path preload plugin librar script import exec compiler shell python command backend ptxas nvcc hook",
-    "names a file, folder or address": "file folder directory dump root home cache host addr socket url uri port save"
-    " load ifname hca topo conf graphid commid",
-    "writes logs or profiles": "log debug trace profil verbose report print display settings",
-    "has to do with secrets": "token secret passw credential key auth",
-    "changes the hardware": "device visible platform cpuset affinity gpus node rank world nproc",
-    "changes the precision": "precision dtype fp8 fp16 fp32 fp64 bf16 int8 int4 float tf32 half mixed quant fast approx"
-    " ftz denorm excess honor reduced relax unsafe round math isa",
-    "changes the work": "batch seq seed step iter epoch sampl dataset token vocab layer hidden dropout loss weight init"
-    " grad learning lr optimizer train eval model checkpoint resume skip mock fake test shape length nan error fault"
-    " inject simulat",
-}
-"""Effect of a variable -> parts of its name that show it, anywhere in a word, or at its start if they are short."""
-# `seq` is not the middle of `consequence`.
+# `seq` is not the middle of `consequence`, and `in` with `it` is not `init`.
 _ANYWHERE = 4
-"""Letters from which a part is searched inside words."""
-_DENIED_WORDS = {
-    "dir": "names a folder",
-    "dirs": "names folders",
-    "so": "loads code",
-    "lib": "loads code",
-    "id": "is an identity",
-}
-_DENIED_NAMES = {"nccl_net": "selects a plugin"}
+"""Letters from which a part is searched inside words, and harmless words may be written together."""
+_AFFIXES = frozenset({"env", "flag", "no", "not", "non", "enable", "enabled", "disable", "disabled", "use", "set"})
+"""Words that make another spelling of a name, or its negation."""
+_SHORTEST = 10
+"""Letters from which the start of a reviewed name stands for it, as argument parsers take it."""
+MAX_THREADS = 1024
+"""Maximum of a number of threads if nothing says how many cores there are."""
+_THREADS = re.compile(r"(?:^|_)n?(?:um_)?(?:threads?|workers?|procs?|cores?|parallelism)(?:_|$)|_threads?_limit")
 
 
 class Library(Model):
@@ -106,6 +91,10 @@ class Catalogue(Model):
     """The reviewed list."""
 
     libraries: dict[str, Library]
+    harmless: dict[str, str]
+    """Concept -> words of names that no one reviewed."""
+    refused: dict[str, str]
+    """Effect of a variable -> parts of its name that show it."""
     variables: dict[str, Variable]
 
 
@@ -146,16 +135,60 @@ def refuse_name(name: str) -> str:
     """Return why an unreviewed variable, flag or option of that name may not be opened; empty if it may."""
     if not _NAME.fullmatch(name):
         return "a name has 3 to 61 letters, digits and _ without accents, the last no _"
-    if name.lower() in _DENIED_NAMES:
-        return f"it {_DENIED_NAMES[name.lower()]}"
-    for word in name.lower().split("_"):
-        if word in _DENIED_WORDS or word.endswith("dir"):
-            return f"a name with {word!r} {_DENIED_WORDS.get(word, 'names a folder')}"
-        for does, parts in _DENIED_PARTS.items():
-            for part in parts.split():
-                if word.startswith(part) or (len(part) >= _ANYWHERE and part in word):
-                    return f"a name with {part!r} {does}"
-    return ""
+    if other := find_reviewed(name):
+        return f"it is {other}, which was reviewed: ask for that, with its values"
+    return refuse_words(name.lower())
+
+
+@cache
+def refuse_words(name: str) -> str:
+    """Return why a name in lower case, reviewed or not, has words that are not of performance alone; else empty."""
+    prefixes = {p.lower() for lib in load_catalogue().libraries.values() for p in (*lib.prefixes, *lib.flag_prefixes)}
+    bare = name.removeprefix(max((p for p in prefixes if name.startswith(p)), key=len, default=""))
+    unknown = [word for word in _harmless().sub("_", f"_{bare}_").split("_") if word]
+    for does, parts in load_catalogue().refused.items():
+        for part in parts.split():
+            if any(word.startswith(part) or (len(part) >= _ANYWHERE and part in word) for word in unknown):
+                return f"a name with {part!r} {does}"
+    if unknown:
+        return f"no one reviewed what {unknown[0]!r} in a name does"
+    return "" if bare.strip("_0123456789") and "__" not in name else "it names nothing"
+
+
+@cache
+def _harmless() -> re.Pattern[str]:
+    """Matches harmless words with the `_` around them; long ones may be written together, with `n` for a number."""
+    words = sorted({*" ".join(load_catalogue().harmless.values()).split()}, key=len, reverse=True)
+    glued = "|".join(word for word in words if len(word) >= _ANYWHERE)
+    return re.compile(rf"(?<=_)(?:n?(?:{glued})+|{'|'.join(words)}|[0-9]+)[0-9]*(?=_)")
+
+
+def find_reviewed(name: str, *, is_exact: bool = False) -> str:
+    """The reviewed knob that a name spells; empty if none.
+
+    In any case, with dashes, underscores, camelCase or a prefix; unless `is_exact` also with `no`, or cut short.
+    """
+    letters = _letters(name, frozenset({"env", "flag"}) if is_exact else _AFFIXES)
+    known = _spellings(is_exact)
+    if letters in known or is_exact:
+        return known.get(letters, "")
+    letters = letters.removeprefix("no")
+    return next((known[key] for key in known if len(letters) >= _SHORTEST and key.startswith(letters)), "")
+
+
+def _letters(name: str, dropped: frozenset[str]) -> str:
+    words = re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())
+    return "".join(word for word in words if word not in dropped)
+
+
+@cache
+def _spellings(is_exact: bool) -> dict[str, str]:
+    """The letters of each name of a reviewed variable or flag -> its knob."""
+    return {
+        _letters(name, frozenset() if is_exact else _AFFIXES): knob
+        for knob, variable in load_catalogue().variables.items()
+        for name in (knob, variable.flag or variable.env, *variable.also)
+    }
 
 
 def open_unlisted(knob: str, libraries: tuple[str, ...]) -> tuple[str, str] | None:
@@ -181,13 +214,16 @@ def refuse_unlisted_value(value: object) -> str:
     if isinstance(value, str):
         if not _WORD.fullmatch(value):
             return "a text of a variable that no one reviewed is one word of letters, digits, _ and -"
-        return refuse_name(value.replace("-", "_")) if len(value) > 2 else ""
+        return refuse_words(value.replace("-", "_").lower()) if len(value) > 2 else ""
     return refuse_shape(value)
 
 
-def original_name(env: str) -> str:
-    """The listed name of a variable that has several; the name itself if no listed one has it."""
-    return next((v.env for v in load_catalogue().variables.values() if env in v.also), env)
+def refuse_threads(name: str, value: object, cores: int | None) -> str:
+    """Return why a variable or knob of that name, if it counts threads, may not have that value on these cores."""
+    most = cores or MAX_THREADS
+    if not _THREADS.search(name.lower()) or isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    return "" if value <= most else f"a rank has {most} cores at most, so it counts no more threads"
 
 
 def find_variable(knob: str) -> Variable | None:

@@ -26,7 +26,7 @@ from cclsearch.run.folder import load_run
 from cclsearch.run.spec import read_spec
 from cclsearch.space.framework import load_framework
 from cclsearch.space.opening import Extend
-from cclsearch.space.variables import load_catalogue, refuse_name
+from cclsearch.space.variables import load_catalogue, refuse_name, refuse_words
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_recording_cannot_grow(project):
 CYRILLIC_THREADS = "thr\u0435ads"
 REFUSED: list[tuple[str, Any, str]] = [
     ("LD_PRELOAD", ["x"], "a name with 'preload' loads code"),
-    ("LD_BIND_NOW", [1], "not a variable or flag of a library"),
+    ("LD_BIND_NOW", [1], "no one reviewed what 'ld'"),
     ("Ld_Preload", ["x"], "not in the lists"),
     ("PYTHONPATH", [1], "may not be added"),
     ("OMP_NUM_THREADS", [0], "threads cannot be 0"),
@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("seed", [1], "not in the lists"),
     ("tensor_model_parallel_size", [2], "is the knob 'tp'"),
     ("micro_batch", [3], "is the knob 'micro_batch_size'"),
-    ("XLA_FLAGS", ["x"], "not a variable"),
+    ("XLA_FLAGS", ["x"], "no one reviewed"),
     ("zero_stage", [2], "no further values"),
     ("config", ["x"], "not in the lists"),
     ("xla_cpu_enable_fast_math", [True], "may not be added"),
@@ -176,12 +176,67 @@ def test_a_name_that_says_nothing_of_the_kind_is_not_denied(name, is_denied):
     assert bool(refuse_name(name)) == is_denied
 
 
+SPELLINGS = [
+    *("NCCL_BUFFSIZE", "nccl-buffsize", "ncclBuffsize", "Nccl_Buff_Size", "--nccl-buffsize", "env_nccl_buffsize"),
+    *("no_nccl_buffsize", "--no-nccl-buffsize", "nonccl_buffsize", "NCCL_DISABLE_BUFFSIZE", "nccl_buffsi"),
+    *("env_nccl_nthreads", "NCCL_MIN_NRINGS", "env_nccl_min_nchannels", "flag_xla_gpu_enable_pipelined_all_gather"),
+    *("--noxla_gpu_enable_pipelined_all_gather", "xla_gpu_disable_pipelined_all_gather", "XLA-GPU-Pipelined-AllGather"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "pytorch_alloc_conf", "CUDA_DEVICE_MAX_CONN", "env_cuda_device_max_connections"),
+]
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_reviewed_knob_in_another_spelling_has_its_reviewed_values_or_is_refused(name):
+    from cclsearch.card.load import load_card
+    from cclsearch.space.opening import find_opening, find_openings, read_values
+
+    framework, card = load_framework("megatron"), load_card("wl2")
+    jax = framework.model_copy(update={"libraries": (*framework.libraries, "xla_gpu")})
+    for value in (2**40, 7.5, "evil"):
+        with pytest.raises(UserError):
+            read_values(find_opening(name, find_openings(card, jax, ()), jax, (), level=Extend.ANY), [value])
+    with pytest.raises(UserError):
+        find_opening(name, {}, jax, (), level=Extend.ANY)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("CUBLAS_EMULATION_STRATEGY", "CUBLAS_FIXEDPOINT_EMULATION_MANTISSA_BIT_COUNT", "CUDA_DISABLE_PERF_BOOST"),
+        *("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "NCCL_IB_PKEY", "NCCL__NET", "TORCHINDUCTOR_CUSTOM_PASS"),
+        *("xla_gpu_asm_extra_flags", "xla_gpu_simplify_all_fp_conversions", "xla_gpu_autotune_gemm_rtol"),
+        *("NCCL_WORD_OF_TOMORROW", "xla_gpu_new_thing", "cuda_", "nccl_7", "NCCL_IB_SL", "KMP_HW_SUBSET"),
+    ],
+)
+def test_a_name_with_a_word_that_no_one_reviewed_is_denied(name):
+    assert refuse_name(name.lower())
+
+
+def test_no_more_threads_than_cores_may_be_added(project):
+    from cclsearch.space.opening import find_opening, read_values
+
+    folder, session = open_search(project, ScriptedLauncher(ran))
+    spec = read_spec(folder)
+    for cores, allowed in ((2, [2]), (96, [2, 96]), (None, [2, 256])):
+        hardware = spec.card.hardware.model_copy(update={"host_cores": cores})
+        card = spec.card.model_copy(update={"hardware": hardware})
+        openings = list_openings(spec.model_copy(update={"card": card}), session.space.knobs)
+        assert read_values(openings["threads"], allowed) == tuple(allowed)
+        assert openings["threads"].most == (cores or 256)
+        framework = load_framework("cpu")
+        other = find_opening("OMP_THREAD_LIMIT", openings, framework, (), level=Extend.ANY, cores=cores)
+        for opening in (openings["threads"], other):
+            with pytest.raises(UserError, match=r"from 1 to|no more threads"):
+                read_values(opening, [(cores or 1024) + 1])
+
+
 def test_no_reviewed_variable_names_a_place_or_the_precision():
-    harmless = {"CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_NET_GDR_READ", "NCCL_NET_SHARED_BUFFERS"}
+    harmless = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_NET_", "NCCL_IB_", "PYTORCH_CUDA_ALLOC_CONF")
     for name, variable in load_catalogue().variables.items():
         own = (variable.flag or variable.env).lower()
-        denied = refuse_name(own)
-        assert not denied or variable.env in harmless or "PYTORCH_CUDA_ALLOC_CONF" in variable.env, (name, denied)
+        denied = refuse_words(own)
+        assert not denied or denied.startswith("no one reviewed") or variable.env.startswith(harmless), name
+        assert name in refuse_name(own), "only with its reviewed values"
         assert all(isinstance(value, bool | int) or value.isalnum() for value in variable.values)
 
 
@@ -208,13 +263,14 @@ def test_an_opened_variable_reaches_the_job_and_no_other_does():
 def test_a_growth_is_bounded(began):
     folder, session = began
     with RunWriter(folder) as writer:
-        many = {"threads": [2, 3, 4, 5, 6], "bucket_mib": [1, 2, 3, 4], "optimizer": ["foreach", "fused"]}
+        policies = {"omp_wait_policy": ["active", "passive"], "omp_proc_bind": ["close", "spread", "false"]}
+        many = {**policies, "optimizer": ["foreach", "fused"]}
         with pytest.raises(UserError, match="64 times the 180"):
             grow_space(writer, session, {**many, "omp_dynamic": ["true"], "compile": [True]})
-        for threads in range(2, 2 + MAX_GROWTHS):
-            session = grow_space(writer, session, {"threads": [threads]})
+        for mib in range(1, 1 + MAX_GROWTHS):
+            session = grow_space(writer, session, {"bucket_mib": [mib]})
         with pytest.raises(UserError, match="which is the limit"):
-            grow_space(writer, session, {"threads": [64]})
+            grow_space(writer, session, {"bucket_mib": [64]})
 
 
 def test_what_the_user_limited_stays_limited(project):
@@ -246,7 +302,7 @@ def test_divisors_above_the_limit_of_the_framework_file_may_be_added():
     assert own.source == framework.source, "the framework's own declaration comes first"
     assert find_opening("NCCL_MIN_NCHANNELS", openings, framework, knobs, level=Extend.ANY).knob == "nccl_min_ctas"
     without = {name: opening for name, opening in openings.items() if name != "nccl_min_ctas"}
-    with pytest.raises(UserError, match="by another knob already"):
+    with pytest.raises(UserError, match="it is nccl_min_ctas, which was reviewed"):
         find_opening("NCCL_MIN_NCHANNELS", without, framework, knobs, level=Extend.ANY)
     assert find_opening("NCCL_MAX_NCHANNELS", openings, framework, knobs, level=Extend.ANY).knob == "nccl_max_ctas"
     for name in ("--fp8-format", "--grad-reduce-in-fp32", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "TORCH_ALLOW_TF32"):
