@@ -7,6 +7,7 @@ Standard library only: a run script works wherever its framework does, with or w
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -16,10 +17,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 _read_clock = time.clock_gettime  # bound now: replacing a function of `time` later does not change it
 
@@ -263,6 +264,49 @@ def is_too_slow(trial: Trial, step_times_s: Sequence[float]) -> bool:
     """
     limit = trial.data.get("stop_above")
     return limit is not None and min(step_times_s) > float(limit)
+
+
+WINDOW_WAIT_S = 120.0
+"""Seconds that a script waits for a search to answer; one that was killed may be resumed meanwhile."""
+_WINDOW_POLL_S = 0.005
+
+
+def open_window(trial: Trial, number: int = 1) -> str:
+    """Ask the search for the nonce of a timed window, in one process only; "" if the search does not answer.
+
+    Call it last before the window, number 1 first: from the answer to `close_window` the search reads its own clock.
+    """
+    if not trial.data.get("opens_window"):
+        return ""
+    asked, answer = (trial.folder / f"window-{number}.{end}" for end in ("asked", "nonce"))
+    asked.touch()
+    end_s = time.monotonic() + WINDOW_WAIT_S
+    while answer.name not in os.listdir(trial.folder):  # NFS caches the absence of one name, but not a list
+        if time.monotonic() > end_s:
+            asked.unlink(missing_ok=True)
+            break
+        time.sleep(_WINDOW_POLL_S)
+    return answer.read_text(encoding="utf-8") if answer.exists() else ""
+
+
+def close_window(trial: Trial, results: Iterable[object], number: int = 1) -> None:
+    """Leave a digest of what was computed in the window, as soon as it is known: losses, or digests of answers."""
+    if trial.data.get("opens_window"):
+        digest = hashlib.sha256("\n".join(map(str, results)).encode()).hexdigest()
+        partial = trial.folder / f".window-{number}.{os.getpid()}"
+        partial.write_text(digest, encoding="utf-8")
+        os.replace(partial, trial.folder / f"window-{number}.closed")
+
+
+def use_nonce(trial: Trial, nonce: str) -> None:
+    """Take the data of the steps from now on from where the nonce says; every rank calls it. "": as before."""
+    if nonce:
+        cast("dict[str, Any]", trial.data)["window_offset"] = int(nonce[:12], 16)
+
+
+def number_step(data: Mapping[str, Any], step: int) -> int:
+    """Return the number of a step's batch among all that the seed makes: the nonce of the timed window moves it."""
+    return step + int(data.get("window_offset", 0))
 
 
 def write_failed_result(trial: Trial, *, kind: str, message: str) -> None:

@@ -30,14 +30,18 @@ from common import (
     IllegalConfig,
     PeakMemory,
     Trial,
+    close_window,
     device_name,
     foreign_cores,
     host_name,
     limit_memory,
+    number_step,
+    open_window,
     package_versions,
     read_trial,
     reporting_failures,
     say_phase,
+    use_nonce,
     write_result,
 )
 from cpu_model import Axis, Layout, MixtureOfExperts, Stage, all_reduce
@@ -238,7 +242,7 @@ class Trainer:
 def draw_sequences(data: Mapping[str, Any], step: int) -> Tensor:
     """Return the (global batch, S + 1) tokens of one optimizer step: a noisy pattern that a model can learn."""
     vocab = data["arch"]["vocab_size"]
-    generator = torch.Generator().manual_seed(data["seed"] * 7919 + step)
+    generator = torch.Generator().manual_seed(data["seed"] * 7919 + number_step(data, step))
     shape = (data["global_batch_size"], data["seq_len"] + 1)
     noise = torch.randint(0, 3, shape, generator=generator)
     noise[:, 0] = torch.randint(0, vocab, shape[:1], generator=generator)
@@ -270,7 +274,7 @@ def train(trial: Trial) -> None:
         report["peak_memory_bytes"] = memory.peak_bytes()
         if trial.data["profiled_steps"] and not report["is_pruned"]:
             _profile(trial, trainer, rank)
-        report["losses"] = [float(loss) for loss in trainer.losses] if layout.is_last and layout.tp.index == 0 else None
+        report["losses"] = gather_losses(trainer)
         report["precision"] = "bf16" if trainer.is_bf16 else "fp32"
         reports: list[Any] = [None] * world
         dist.all_gather_object(reports, report)
@@ -293,6 +297,15 @@ def find_slowest(step_times_s: list[float]) -> list[float]:
     return [float(seconds) for seconds in slowest]
 
 
+def gather_losses(trainer: Trainer, first: int = 0) -> list[float]:
+    """Return the losses over the global batch from the step `first` on; every rank calls it."""
+    counts = trainer.layout.is_last and trainer.layout.tp.index == 0
+    own = [float(loss) for loss in trainer.losses[first:]] if counts else []
+    ranks: list[list[float]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(ranks, own)
+    return [sum(step) for step in zip(*filter(None, ranks), strict=True)]
+
+
 def warm_libraries() -> None:
     """Run every kind of operation once, so that its code and threads do not count as the model's memory."""
     weight = torch.nn.Parameter(torch.ones(16, 16))
@@ -310,8 +323,14 @@ def _measure(trial: Trial, trainer: Trainer, rank: int) -> dict[str, Any]:
     dist.barrier()
     counter = open_cpu_counter(host=host_name())
     start, start_j = CpuClock.read(), read_energy(counter)
+    first = trainer.step
+    given = [open_window(trial) if rank == 0 else ""]
+    dist.broadcast_object_list(given)
+    use_nonce(trial, given[0])
     timed = time_steps(trial, trainer.run_step, find_slowest)
-    dist.barrier()
+    losses = gather_losses(trainer, first)
+    if rank == 0:
+        close_window(trial, losses)
     end, layout = CpuClock.read(), trainer.layout
     energy = find_used_energy(counter, start_j)
     return {
@@ -343,7 +362,6 @@ def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
     here = [report for report in reports if report["host"] == reports[0]["host"]]
     start, end = reports[0]["clock"]
     own_s = sum(report["clock"][1].own_s - report["clock"][0].own_s for report in here)
-    losses = [report["losses"] for report in reports if report["losses"] is not None]
     write_result(
         trial,
         status="pruned" if reports[0]["is_pruned"] else "ok",
@@ -358,7 +376,7 @@ def _write_report(trial: Trial, reports: list[dict[str, Any]]) -> None:
         peak_memory_bytes=[report["peak_memory_bytes"] for report in reports],
         memory_kind="rss",
         precision=reports[0]["precision"],
-        losses=[sum(step) for step in zip(*losses, strict=True)],
+        losses=reports[0]["losses"],
         versions=package_versions("torch", "numpy"),
         devices=[report["device"] for report in reports],
         hosts=[report["host"] for report in reports],

@@ -101,11 +101,11 @@ def _train(trial: Trial, rank: int, world: int) -> None:
         trial,
         packages=("triton",),
         read_work=lambda: _read_work(trial, made[0]),
-        read_losses=lambda _: _read_losses(made[0]),
+        read_losses=lambda losses: _read_losses(layout, losses),
         count_parameters=lambda: made[0].stage.num_params,
     )
     made.append(make_trainer(trial, layout, device))
-    run_step = window.wrap(made[0].run_step)
+    run_step = window.wrap(lambda: _train_step(made[0]))
     for _ in range(count_steps(trial)):
         _run(run_step)
     dist.destroy_process_group()
@@ -120,10 +120,15 @@ def _run(run_step: Any) -> None:
         raise
 
 
-def _read_losses(trainer: Trainer) -> list[float]:
+def _train_step(trainer: Trainer) -> Any:
+    """Run one step; returns this rank's part of its loss, on the device."""
+    trainer.run_step()
+    return trainer.losses[-1]
+
+
+def _read_losses(layout: Layout, losses: list[Any]) -> list[float]:
     """Return the loss of each step over the global batch; every rank calls it."""
-    mine = torch.stack([torch.as_tensor(loss) for loss in trainer.losses])
-    return list(map(float, all_reduce(trainer.layout.dp, mine)))
+    return list(map(float, all_reduce(layout.dp, torch.stack([torch.as_tensor(loss) for loss in losses]))))
 
 
 def _read_work(trial: Trial, trainer: Trainer) -> dict[str, Any]:

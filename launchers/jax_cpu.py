@@ -18,14 +18,18 @@ from common import (
     IllegalConfig,
     PeakMemory,
     Trial,
+    close_window,
     device_name,
     foreign_cores,
     host_name,
     limit_memory,
+    number_step,
+    open_window,
     package_versions,
     read_trial,
     reporting_failures,
     say_phase,
+    use_nonce,
     write_json,
     write_result,
 )
@@ -114,7 +118,7 @@ class Trainer:
         import numpy as np
 
         data, vocab = self.trial.data, self.model.arch["vocab_size"]
-        generator = np.random.default_rng(data["seed"] * 7919 + self.step)
+        generator = np.random.default_rng(data["seed"] * 7919 + number_step(data, self.step))
         noise = generator.integers(0, 3, (data["global_batch_size"], data["seq_len"] + 1))
         noise[:, 0] = generator.integers(0, vocab, data["global_batch_size"])
         tokens = (noise.cumsum(axis=1) % vocab).astype(np.int32).reshape(self.accumulation, self.rows, -1)
@@ -154,6 +158,17 @@ def _find_slowest(step_times_s: list[float], num_processes: int) -> list[float]:
     return [float(seconds) for seconds in np.asarray(gathered).max(axis=0)]
 
 
+def _share_nonce(nonce: str, num_processes: int) -> str:
+    """Return the nonce of process 0; every process calls it."""
+    if num_processes == 1:
+        return nonce
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    text = multihost_utils.broadcast_one_to_all(np.frombuffer(nonce.encode().ljust(32), np.uint8))
+    return bytes(np.asarray(text).astype(np.uint8)).decode().strip()
+
+
 def _measure(trial: Trial, trainer: Trainer, process: int, num_processes: int) -> dict[str, Any]:
     say_phase(trial, process, "warm-up")
     for _ in range(trial.data["warmup_steps"]):
@@ -161,7 +176,11 @@ def _measure(trial: Trial, trainer: Trainer, process: int, num_processes: int) -
     say_phase(trial, process, "timing")
     counter = open_cpu_counter(host=host_name())
     start, start_j = CpuClock.read(), read_energy(counter)
+    first = trainer.step
+    use_nonce(trial, _share_nonce(open_window(trial) if process == 0 else "", num_processes))
     timed = time_steps(trial, trainer.run_step, partial(_find_slowest, num_processes=num_processes))
+    if process == 0:
+        close_window(trial, map(float, trainer.losses[first:]))
     end = CpuClock.read()
     own_s = end.own_s - start.own_s
     energy = find_used_energy(counter, start_j)

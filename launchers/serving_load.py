@@ -66,12 +66,14 @@ class Load:
     seed: int
     shared_prefix: int = 0
     is_warm_up: bool = False
+    nonce: str = ""
+    """Chooses the prompts; empty: the seed does."""
 
 
 def draw_prompt(load: Load, number: int, length: int, vocab_size: int) -> list[int]:
     """Return token ids of a prompt: the first `shared_prefix` are those of every prompt, the others of this one."""
     shared = random.Random(f"{load.seed}")
-    own = random.Random(f"{load.seed} {load.number} {load.is_warm_up} {number}")
+    own = random.Random(f"{load.seed} {load.number} {load.is_warm_up} {number}{load.nonce}")
     prefix = min(load.shared_prefix, length - 1)
     return [shared.randrange(vocab_size) for _ in range(prefix)] + [
         own.randrange(vocab_size) for _ in range(length - prefix)

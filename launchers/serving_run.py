@@ -20,7 +20,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from common import CpuClock, Trial, device_name, foreign_cores, host_name, say_phase, status_bytes, write_result
+from common import (
+    CpuClock,
+    Trial,
+    close_window,
+    device_name,
+    foreign_cores,
+    host_name,
+    open_window,
+    say_phase,
+    status_bytes,
+    write_result,
+)
 from energy import energy_per_step, open_cpu_counter, read_energy
 from serving_load import OPENAI, Load, Record, Target, keeps_limits, run_load, search_concurrency, summarize_load
 from serving_nodes import Leader, Place, await_end, find_open_port, following, leading
@@ -237,11 +248,14 @@ def measure_loads(
     say_phase(trial, 0, "timing")
 
     def send(requests: Sequence[Mapping[str, Any]], concurrency: int | None, **facts: Any) -> list[Record]:
-        load = Load(len(report.loads), requests, concurrency, seed, prefix)
         read_stats()
         before = read_joules()
         server.begin_load()
+        number = len(report.loads) + 1
+        load = Load(number - 1, requests, concurrency, seed, prefix, nonce=open_window(trial, number))
         records, window_s = run_load(target, load)
+        answers = sorted(records, key=lambda r: r.number)
+        close_window(trial, (f"{r.number} {r.output_tokens} {r.token_ids_sha256}" for r in answers), number)
         used = find_used(before, read_joules())
         report.records += _require_answered(server, records)
         energy_j = energy_per_step(used, window_s, 1)

@@ -17,12 +17,15 @@ from common import (
     EndedEarly,
     PeakMemory,
     Trial,
+    close_window,
     device_name,
     foreign_cores,
     host_name,
     is_too_slow,
+    open_window,
     package_versions,
     say_phase,
+    use_nonce,
     window_clock_s,
     write_result,
 )
@@ -32,10 +35,10 @@ from energy import EnergyCounter, energy_per_step, open_counter, open_cpu_counte
 class StepWindow:
     """Counts, times and profiles the steps of this rank; after the last one rank 0 writes `result.json`.
 
-    `read_losses` takes what each step returned and returns the loss of each, or nothing on ranks that have none. Every
-    rank calls it once, after the last step, so that no loss is read while steps are timed. `read_work` returns what was
-    trained: `global_batch_size`, `seq_len`, `precision`, `num_layers` if known. `count_parameters` returns how many
-    parameters this rank counts: each parameter of the whole model is counted by one rank.
+    `read_losses` takes what some steps returned and returns the loss of each, or nothing on ranks that have none. Every
+    rank calls it, after the timed steps or the last one, so that no loss is read while steps are timed. `read_work`
+    returns what was trained: `global_batch_size`, `seq_len`, `precision`, `num_layers` if known. `count_parameters`
+    returns how many parameters this rank counts: each parameter of the whole model is counted by one rank.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class StepWindow:
         self.timed_window_s = 0.0
         self.status = "ok"
         self.returned: list[Any] = []
+        self.timed_losses: list[float] | None = None
+        """Of the timed steps, if the search was asked for their nonce."""
         self.on_gpu = torch.cuda.is_available()
         self.memory = None if self.on_gpu else PeakMemory()
         self.peak_bytes = 0
@@ -92,6 +97,7 @@ class StepWindow:
             self.energy = open_counter() if self.on_gpu else open_cpu_counter(host=host_name())
             torch.distributed.barrier()
             self._read_clocks()
+            self._ask_nonce()
             self.timed_window_s = -window_clock_s()
         elif self.step == self.first_profiled:
             self._say("profiling")
@@ -115,6 +121,7 @@ class StepWindow:
         if self.step == self.first_profiled:
             self._read_clocks()
             self.peak_bytes = self._read_peak()
+            self._close_window()
         if self.step == self.num_steps:
             self._finish()
         elif len(self.step_times_s) == STEPS_BEFORE_STOP and self.step < self.first_profiled:
@@ -138,8 +145,32 @@ class StepWindow:
             self._read_clocks()
             self.peak_bytes = self._read_peak()
             self.status = "pruned"
+            self._close_window()
             self._finish()
             raise EndedEarly
+
+    def _ask_nonce(self) -> None:
+        import torch.distributed as dist
+
+        given = [open_window(self.trial) if dist.get_rank() == 0 else ""]
+        dist.broadcast_object_list(given)
+        use_nonce(self.trial, given[0])
+
+    def _close_window(self) -> None:
+        """Read the losses of the timed steps and leave their digest, if the search has opened the window."""
+        import torch.distributed as dist
+
+        if self.trial.data.get("opens_window"):
+            self.timed_losses = self.read_losses(self.returned[self.first_timed :])
+            if dist.get_rank() == 0:
+                close_window(self.trial, self.timed_losses)
+
+    def _read_all_losses(self) -> list[float]:
+        """Return the losses of all steps; those that the window closed with are not computed again."""
+        if self.timed_losses is None:
+            return self.read_losses(self.returned)
+        early, late = self.returned[: self.first_timed], self.returned[self.first_timed + len(self.timed_losses) :]
+        return [*self.read_losses(early), *self.timed_losses, *(self.read_losses(late) if late else ())]
 
     def _say(self, phase: str) -> None:
         import torch
@@ -180,7 +211,7 @@ class StepWindow:
         report = {
             "step_times_s": self.step_times_s,
             "timed_window_s": self.timed_window_s,
-            "losses": self.read_losses(self.returned),
+            "losses": self._read_all_losses(),
             "num_params": self.count_parameters(),
             "peak_bytes": self.peak_bytes,
             "device": torch.cuda.get_device_name() if self.on_gpu else device_name(),

@@ -13,7 +13,7 @@ from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of
-from cclsearch.core.values import Provenance
+from cclsearch.core.values import Config, Provenance
 from cclsearch.evaluation.other_trials import find_baseline
 from cclsearch.evaluation.reference import rank_references
 from cclsearch.evaluation.trial_input import make_input
@@ -32,6 +32,12 @@ from cclsearch.tasks.base import task_of
 
 MAX_REFERENCE_ATTEMPTS = 5
 """Reference trials of one kind that a search starts, failed ones included."""
+MAX_RECOMPUTATIONS = 2
+"""Reference trials that compute the timed window of one trial again, failed ones included."""
+MIN_COMPARED = 3
+"""Ranked configurations from which a search has a best one that is worth another run."""
+RECOMPUTED_RULE = "recomputed"
+"""The verdict that keeps a trial with a nonce that was known before from being ranked."""
 UNDECIDED = "undecided: "
 """Start of the detail of a verdict that a reference trial may still change."""
 
@@ -54,10 +60,11 @@ class TrialComparison:
             return outcome
         if trial.outcome is not None and trial.outcome.find_verdict(self._agreement.rule) is None:
             return outcome  # it ran under a version that compared nothing
-        ballot, vote = self._ballot(self._kind(trial)), self._vote(trial, outcome)
-        if vote is not None and trial.number not in ballot:
-            ballot = ballot.with_vote(vote)
-        return self._replace(outcome, self._verdict(trial, outcome, ballot), state)
+        outcome = self._replace(outcome, self._verdict(trial, outcome, self._can_vote(trial, outcome)), state)
+        if trial.recomputes is None:
+            return outcome
+        text = f"it recomputes trial {trial.recomputes} with its nonce, which was known before: it is never ranked"
+        return self._replace(outcome, Verdict(rule=RECOMPUTED_RULE, ok=False, detail=text), state)
 
     def revise(self, writer: RunWriter, now_s: Callable[[], float]) -> None:
         """Record the trials whose verdict has changed since others finished, and new scores if the baseline changed."""
@@ -67,7 +74,7 @@ class TrialComparison:
             for number in ballot.trials:
                 trial = state.trials[number]
                 assert trial.outcome is not None
-                verdict = self._verdict(trial, trial.outcome, ballot)
+                verdict = self._verdict(trial, trial.outcome)
                 if _is_change(trial.outcome.find_verdict(verdict.rule), verdict):
                     outcome = self._replace(trial.outcome, verdict, state)
                     _record(writer, number, outcome, f"trial {number} is {_describe_change(outcome, verdict)}", now_s)
@@ -79,68 +86,132 @@ class TrialComparison:
         is_open = any(self._may_decide(kind, ballot) for kind, ballot in self._ballots.items())
         return is_open and not any(trial.purpose is Purpose.REFERENCE for trial in state.unfinished)
 
-    def propose_reference(self, state: RunState, view: SearchView) -> Proposal | None:
-        """Return the next reference trial; None if no configuration is left."""
+    def propose_reference(self, state: RunState, view: SearchView) -> tuple[Proposal, int | None] | None:
+        """Return the next reference trial, and the trial that it recomputes; None if no configuration is left."""
         for kind in [kind for kind, ballot in self._ballots.items() if self._may_decide(kind, ballot)]:
             ballot = self._ballots[kind]
-            voters = [state.trials[number].config for number in ballot.trials]
-            for config in rank_references(view, voters, is_first=not ballot.num_references):
-                if self._kind(replace(state.trials[ballot.trials[0]], config=config)) == kind:
-                    text = f"decides whose {self._agreement.values} are right: {_name_groups(ballot)}"
-                    return Proposal(config, "reference", text)
+            text = f"decides whose {self._agreement.values} are right: {_name_groups(ballot)}"
+            voters = [state.trials[number] for number in ballot.trials]
+            recomputed = next((trial.number for trial in voters if trial.recomputes is None), None)
+            if self._has_nonce(kind) and recomputed is not None:
+                return Proposal(self._choose_other(state, voters), "reference", text), recomputed
+            for config in rank_references(view, [t.config for t in voters], is_first=not ballot.num_references):
+                if self._kinds(replace(voters[0], config=config))[0] == kind:
+                    return Proposal(config, "reference", text), None
             self._without_rows.add(kind)
         return None
+
+    def propose_recomputation(self, state: RunState, trial: Trial | None) -> Proposal | None:
+        """Return a run that computes the timed window of this trial, the best one, again, in another layout.
+
+        None if it cannot or need not be: it opened none, it would refuse nothing, or another trial has its nonce.
+        """
+        self._read(state)
+        if trial is None or len(state.losses_by_config()) < MIN_COMPARED or trial.outcome is None:
+            return None
+        *_, kind = self._kinds(trial)
+        ballot = self._ballots.get(kind)
+        is_done = self._num_references.get(kind, 0) >= MAX_RECOMPUTATIONS or (ballot and len(ballot.trials) > 1)
+        if not trial.outcome.nonce or math.isinf(self._bound(kind)) or ballot is None or is_done:
+            return None
+        text = f"computes the timed window of trial {trial.number} again, with its nonce"
+        return Proposal(self._choose_other(state, [trial]), "reference", text)
+
+    def _choose_other(self, state: RunState, voters: Sequence[Trial]) -> Config:
+        """Return the ranked configuration that differs in the most knobs from these trials, the fastest of equal ones.
+
+        It has run here, so that it will again; that of the first of these if there is no other.
+        """
+        losses, kind = state.losses_by_config(), self._kinds(voters[0])[0]
+
+        def count(config: Config) -> int:
+            return min(sum(config[knob] != trial.config.get(knob) for knob in config) for trial in voters)
+
+        own = {trial.config for trial in voters}
+        others = [config for config in losses if config not in own]
+        others = [config for config in others if self._kinds(replace(voters[0], config=config))[0] == kind]
+        return min(others, key=lambda config: (-count(config), min(losses[config])), default=voters[0].config)
 
     def _read(self, state: RunState) -> None:
         """Take in the trials that have finished since the last call."""
         finished = state.trials.finish_order
         for number in finished[self._num_read :]:
             trial = state.trials[number]
-            kind = self._kind(trial)
+            *_, kind = self._kinds(trial)
+            if trial.recomputes is not None:
+                *_, kind = self._kinds(state.trials[trial.recomputes])
             if trial.purpose is Purpose.REFERENCE:
                 self._num_references[kind] = self._num_references.get(kind, 0) + 1
-            if trial.outcome is not None and (vote := self._vote(trial, trial.outcome)) is not None:
-                self._ballots[kind] = self._ballot(kind)
-                self._ballots[kind].add(vote)
+            if trial.outcome is not None and self._can_vote(trial, trial.outcome):
+                for kind, vote in self._votes(trial, trial.outcome).items():
+                    self._ballots[kind] = self._ballot(kind)
+                    self._ballots[kind].add(vote)
         self._num_read = len(finished)
 
-    def _kind(self, trial: Trial) -> str:
-        return self._agreement.kind(make_input(self._spec, trial))
+    def _kinds(self, trial: Trial) -> tuple[str, ...]:
+        """Return the kind of the trial, and that of the trials with the nonce of its timed window, if it has one."""
+        kind, nonce = self._agreement.kind(make_input(self._spec, trial)), trial.outcome.nonce if trial.outcome else ""
+        return (kind, f"{kind} {nonce}") if nonce else (kind,)
+
+    def _has_nonce(self, kind: str) -> bool:
+        return " " in kind
+
+    def _bound(self, kind: str) -> float:
+        bound = self._agreement.bound(self._framework, kind.partition(" ")[0])
+        return math.inf if bound is None else bound
 
     def _ballot(self, kind: str) -> Ballot:
-        bound = self._agreement.bound(self._framework, kind)
-        return self._ballots.get(kind) or Ballot(math.inf if bound is None else bound)
+        return self._ballots.get(kind) or Ballot(self._bound(kind))
 
-    def _vote(self, trial: Trial, outcome: Outcome) -> Vote | None:
-        """Return the trial's values if it is compared with others: not if its work is in question anyway."""
-        harmless = {self._agreement.rule, *self._agreement.tolerated}
+    def _can_vote(self, trial: Trial, outcome: Outcome) -> bool:
+        """Return whether the trial's values are compared with others: not if its work is in question anyway."""
+        harmless = {self._agreement.rule, RECOMPUTED_RULE, *self._agreement.tolerated}
         violated = {verdict.rule for verdict in outcome.verdicts if verdict.ok is False}
         if outcome.failure is not None or not outcome.fingerprint or outcome.admission is None or violated - harmless:
-            return None
-        if self._agreement.find_missing(self._framework, make_input(self._spec, trial), len(outcome.fingerprint)):
-            return None
-        measure = self._agreement.measure(self._framework, self._kind(trial))
-        return Vote(trial.number, outcome.fingerprint, trial.purpose is Purpose.REFERENCE, measure)
+            return False
+        payload = make_input(self._spec, trial)
+        return not self._agreement.find_missing(self._framework, payload, len(outcome.fingerprint))
+
+    def _votes(self, trial: Trial, outcome: Outcome) -> dict[str, Vote]:
+        """Return the trial's values by kind: those that every trial has, and all, for trials with its nonce."""
+        payload, kinds = make_input(self._spec, trial), self._kinds(replace(trial, outcome=outcome))
+        known = self._agreement.count_known(payload) if len(kinds) > 1 else None
+        measure = self._agreement.measure(self._framework, kinds[0])
+        values = dict(zip(kinds, (outcome.fingerprint[:known], outcome.fingerprint), strict=False))
+        is_reference = trial.purpose is Purpose.REFERENCE
+        return {kind: Vote(trial.number, value, is_reference, measure) for kind, value in values.items() if value}
 
     def _may_decide(self, kind: str, ballot: Ballot) -> bool:
         """Return whether a further reference trial is needed and allowed."""
         tried = self._num_references.get(kind, 0)
-        return ballot.needs_reference() and tried < MAX_REFERENCE_ATTEMPTS and kind not in self._without_rows
+        most = MAX_RECOMPUTATIONS if self._has_nonce(kind) else MAX_REFERENCE_ATTEMPTS
+        return ballot.needs_reference() and tried < most and kind not in self._without_rows
 
-    def _verdict(self, trial: Trial, outcome: Outcome, ballot: Ballot) -> Verdict:
-        rule, payload = self._agreement.rule, make_input(self._spec, trial)
-        missing = self._agreement.find_missing(self._framework, payload, len(outcome.fingerprint))
+    def _verdict(self, trial: Trial, outcome: Outcome, is_counted: bool = False) -> Verdict:
+        """Return the verdict on the values of a trial; the worst, if it is compared with two kinds of trials.
+
+        `is_counted`: its own vote counts, although it is not among the finished trials yet.
+        """
+        missing = self._agreement.find_missing(self._framework, make_input(self._spec, trial), len(outcome.fingerprint))
         if missing:
-            return Verdict(rule=rule, ok=False, detail=missing)
-        measure = self._agreement.measure(self._framework, self._kind(trial))
-        vote = Vote(trial.number, outcome.fingerprint, measure=measure)
+            return Verdict(rule=self._agreement.rule, ok=False, detail=missing)
+        verdicts = [
+            self._judge_vote(trial, kind, vote, is_counted) for kind, vote in self._votes(trial, outcome).items()
+        ]
+        nothing = Verdict(rule=self._agreement.rule, ok=None, detail="there is nothing to compare it with yet")
+        return min(reversed(verdicts), key=lambda verdict: (False, True, None).index(verdict.ok), default=nothing)
+
+    def _judge_vote(self, trial: Trial, kind: str, vote: Vote, is_counted: bool) -> Verdict:
+        rule, payload, ballot = self._agreement.rule, make_input(self._spec, trial), self._ballot(kind)
+        if is_counted and trial.number not in ballot:
+            ballot = ballot.with_vote(vote)
         others = [group for group in ballot.groups if group.trials != [trial.number]]
         if not vote.values or not others:
             return Verdict(rule=rule, ok=None, detail="there is nothing to compare it with yet")
         if math.isinf(ballot.bound):
             reason = self._agreement.explain(self._framework, payload)
             return Verdict(rule=rule, ok=None, detail=f"{self._describe(payload, vote, others[0])}; {reason}")
-        own, right = ballot.find(vote), ballot.find_right(is_last=not self._may_decide(self._kind(trial), ballot))
+        own, right = ballot.find(vote), ballot.find_right(is_last=not self._may_decide(kind, ballot))
         if own is not None and own is right:
             return Verdict(rule=rule, ok=True, detail=self._describe(payload, vote, own))
         if right is not None:
@@ -158,7 +229,7 @@ class TrialComparison:
         mine, theirs = (
             self._agreement.describe_value(payload, found.index, v.values[found.index]) for v in (vote, other)
         )
-        bound = self._ballot(self._agreement.kind(payload)).bound
+        bound = self._bound(self._agreement.kind(payload))
         most = "" if math.isinf(bound) else f", at most {bound:.1g} is allowed"
         verb = "agree with" if found.size <= bound and not math.isinf(bound) else "differ from"
         size = f"a {self._agreement.deviation} of {found.size:.1e}"

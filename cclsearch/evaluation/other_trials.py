@@ -43,4 +43,4 @@ def close_window(trial: Trial) -> AttemptWindow | None:
     start = trial.submitting
     if start is None:
         return None
-    return AttemptWindow(started_s=start.wall_s, ended_s=time.time(), elapsed_s=start.elapsed_s())
+    return AttemptWindow(started_s=start.wall_s, ended_s=time.time(), elapsed_s=start.elapsed_s(), timed=trial.timed)

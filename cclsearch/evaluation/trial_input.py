@@ -13,6 +13,8 @@ def make_input(spec: RunSpec, trial: Trial) -> TrialInput:
     """Return the trial's configuration with the fixed work of the search."""
     card, is_measured = spec.card.for_trial(trial.config), spec.provenance is Provenance.MEASURED
     fields = {"run_id": spec.run_id, "trial": trial.number, "seed": spec.seed, "nonce": trial.nonce}
+    if trial.opens_window:
+        fields["opens_window"] = True
     if trial.stop_above is not None:
         fields["stop_above"] = trial.stop_above
     return task_of(card).make_input(card, trial.config, is_measured=is_measured, **fields)

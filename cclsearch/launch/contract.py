@@ -7,7 +7,8 @@ signal. The models have what every task has; a task with further fields has subc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Protocol, cast
@@ -91,6 +92,9 @@ class TrialInput(Model):
     """A script may end early, with status `pruned`, if each of its first measurements of the task's primary metric is
     above this: the configuration is slower than the best one beyond doubt. None: it runs to its end."""
 
+    opens_window: bool = False
+    """Whether the search answers when the script opens a timed window (docs/trial-contract.md)."""
+
     @property
     def wants_traces(self) -> bool:
         """Whether every rank must write a trace."""
@@ -110,6 +114,19 @@ class TrialInput(Model):
         keeps = all(0 <= device < size for node in nodes for device in node)
         alike = all(node == nodes[0][: len(node)] for node in nodes)
         return nodes[0] if nodes and keeps and alike else ()
+
+
+class TimedWindow(Model):
+    """A timed window of an attempt, as the search saw it; without a nonce, the search did not run when it opened."""
+
+    nonce: str = ""
+    """Chooses the data of the window; it was drawn when the window opened."""
+    opened_ns: int = 0
+    """When the nonce was given, by the clock of the file system."""
+    seconds: float | None = None
+    """From then until the script left the digest; None if it left none. Negative: it did not wait for the nonce."""
+    digest: str = ""
+    """SHA-256 of what the script computed in the window, left when it closed."""
 
 
 class TrialEnd(Model):
@@ -154,6 +171,15 @@ class TrialResult(TrialEnd):
     caller: StrictBool = False
     """Whether a function of the caller of the Python API measured it: no run script ran."""
     extra: dict[str, str] = {}
+
+    def list_digests(self, payload: Any) -> tuple[str, ...]:
+        """Return the digest of each timed window's results; of a task that proves no work, none."""
+        return ()
+
+
+def digest_results(results: Iterable[object]) -> str:
+    """Return the SHA-256 of the results of a timed window, as `launchers/common.py` computes it."""
+    return hashlib.sha256("\n".join(map(str, results)).encode()).hexdigest()
 
 
 def trial_environment(trial_dir: Path, payload: TrialInput) -> dict[str, str]:

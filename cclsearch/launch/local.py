@@ -88,6 +88,7 @@ class LocalLauncher:
 
     name = "local"
     provenance = Provenance.MEASURED
+    shares_files = True
     data_settings = frozenset({"fork_ranks", "max_parallel", "poll_interval_s"})
 
     def __init__(self, profile: Profile, settings: LocalSettings) -> None:

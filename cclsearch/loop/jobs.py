@@ -18,7 +18,16 @@ from cclsearch.evaluation.evaluate import redact_failure
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput
 from cclsearch.launch.ownership import is_own_handle, move_handle, stamp_handle
-from cclsearch.record.event import EndKind, RetryKind, TrialFinished, TrialRetried, TrialSubmitted, TrialSubmitting
+from cclsearch.launch.windows import WindowKeeper
+from cclsearch.record.event import (
+    EndKind,
+    RetryKind,
+    TrialFinished,
+    TrialRetried,
+    TrialSubmitted,
+    TrialSubmitting,
+    TrialWindow,
+)
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
@@ -74,6 +83,9 @@ class JobRunner:
     now_s: Callable[[], float] = time.time
     find_stop_above: Callable[[RunState, Trial], float | None] = lambda state, trial: None
     """Returns the value of the primary metric above which a trial may end early."""
+    opens_window: bool = False
+    """Whether run script and search share a file system, and the script asks for the nonce of its timed window."""
+    keeper: WindowKeeper = field(default_factory=WindowKeeper)
     statuses: dict[int, JobStatus] = field(default_factory=dict)
     """Number of a running trial -> the launcher's last status of its job."""
 
@@ -146,10 +158,16 @@ class JobRunner:
             is_measured = self.spec.provenance is Provenance.MEASURED
             nonce, moment = (secrets.token_hex(8), BootMoment.now()) if is_measured else ("", None)
             stop_above = self.find_stop_above(writer.state, trial)
-            job = self._job(writer, replace(trial, nonce=nonce, stop_above=stop_above), attempt)
+            opens = is_measured and self.opens_window
+            job = self._job(writer, replace(trial, nonce=nonce, stop_above=stop_above, opens_window=opens), attempt)
             prepare_folder(job, self.launcher.render(job))
             event = TrialSubmitting(
-                trial=trial.number, attempt=attempt, nonce=nonce, moment=moment, stop_above=stop_above
+                trial=trial.number,
+                attempt=attempt,
+                nonce=nonce,
+                moment=moment,
+                stop_above=stop_above,
+                opens_window=opens,
             )
             writer.record(event.at(self.now_s()))
             jobs.append(job)
@@ -158,6 +176,9 @@ class JobRunner:
     def collect_finished(self, writer: RunWriter, stop: StopSignal) -> None:
         """Poll once and record the finished jobs; waits for a poll interval if there were none."""
         running = self._running(writer)
+        for trial in running:
+            self._watch(writer, trial)
+            self._record_windows(writer, trial)
         statuses = self.launcher.poll([self._handle(writer, trial) for trial in running])
         self.statuses.clear()
         self.statuses.update({trial.number: status for trial, status in zip(running, statuses, strict=True)})
@@ -180,10 +201,12 @@ class JobRunner:
                     self._collect(writer, trial, status)
                 else:
                     self._retry(writer, trial, RetryKind.CANCELLED, "cancelled when the search was stopped")
+        self.keeper.stop()
         self.launcher.close()
 
     def detach(self) -> None:
         """Close the launcher; its jobs continue, and `resume` adopts them."""
+        self.keeper.stop()
         self.launcher.close()
 
     def _running(self, writer: RunWriter) -> list[Trial]:
@@ -202,7 +225,7 @@ class JobRunner:
                 self._collect(writer, writer.state.trials[trial.number], status)
             return
         for trial, handle in zip(trials, handles, strict=True):
-            self._record_submitted(writer, writer.state.trials[trial.number], handle)
+            self._record_submitted(writer, writer.state.trials[trial.number], handle, is_new=True)
 
     def _collect(self, writer: RunWriter, trial: Trial, status: JobStatus) -> None:
         """Judge a finished job, once its end is certain."""
@@ -228,6 +251,9 @@ class JobRunner:
         folder = self._handle(writer, trial).trial_dir if trial.handle is not None else job.trial_dir
         publish_attempt(writer.trial_folder(trial.number), folder, status)
         effects = task_of(self.spec.card).load_effects
+        if trial.opens_window:
+            self._record_windows(writer, trial)
+            trial = replace(trial, timed=self.keeper.end(folder, writer.state.trials[trial.number].timed))
         outcome = self.evaluate(trial, self.make_input(trial), writer, failure)
         if outcome.failure:
             writer.check_present()
@@ -237,6 +263,20 @@ class JobRunner:
             self._retry(writer, trial, RetryKind.DISTURBED, disturbance)
         else:
             self._finish(writer, trial, outcome)
+
+    def _watch(self, writer: RunWriter, trial: Trial, *, is_new: bool = False) -> None:
+        """Answer the trial's timed windows; one that recomputes another trial gets that one's nonce."""
+        if trial.opens_window:
+            other = writer.state.trials[trial.recomputes].outcome if trial.recomputes is not None else None
+            nonce = other.nonce if other else ""
+            self.keeper.watch(self._handle(writer, trial).trial_dir, trial.timed, first=nonce, is_new=is_new)
+
+    def _record_windows(self, writer: RunWriter, trial: Trial) -> None:
+        """Record the windows that opened since the last look."""
+        for window in self.keeper.list_opened(self._handle(writer, trial).trial_dir)[len(trial.timed) :]:
+            opened = window.model_copy(update={"seconds": None, "digest": ""})
+            event = TrialWindow(trial=trial.number, attempt=max(trial.attempt, 1), window=opened)
+            writer.record(event.at(self.now_s()))
 
     def _finish(self, writer: RunWriter, trial: Trial, outcome: Outcome) -> None:
         sha256 = None
@@ -267,9 +307,10 @@ class JobRunner:
         event = TrialRetried(trial=trial.number, attempt=attempt, kind=kind, reason=reason, failure=failure)
         writer.record(event.at(self.now_s()))
 
-    def _record_submitted(self, writer: RunWriter, trial: Trial, handle: Handle) -> None:
+    def _record_submitted(self, writer: RunWriter, trial: Trial, handle: Handle, *, is_new: bool = False) -> None:
         attempt, stamped = max(trial.attempt, 1), stamp_handle(handle, writer.folder)
         writer.record(TrialSubmitted(time_s=self.now_s(), trial=trial.number, attempt=attempt, handle=stamped))
+        self._watch(writer, writer.state.trials[trial.number], is_new=is_new)
 
     def _job(self, writer: RunWriter, trial: Trial, attempt: int) -> Job:
         folder = writer.trial_folder(trial.number).absolute()

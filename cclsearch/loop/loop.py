@@ -219,8 +219,19 @@ def _start_reference(writer: RunWriter, session: Session) -> bool:
     """Propose a reference trial if trials disagree and nothing has decided yet; returns whether one was proposed."""
     if session.comparison is None or not session.comparison.is_undecided(writer.state):
         return False
-    proposal = session.comparison.propose_reference(writer.state, view_search(writer, session, budget_left=0))
-    return proposal is not None and _record_if_allowed(writer, session, proposal, Purpose.REFERENCE)
+    found = session.comparison.propose_reference(writer.state, view_search(writer, session, budget_left=0))
+    return found is not None and _record_if_allowed(writer, session, found[0], Purpose.REFERENCE, recomputes=found[1])
+
+
+def _start_recomputation(writer: RunWriter, session: Session) -> bool:
+    """Propose to compute the timed window of the best trial again; returns whether that was proposed."""
+    best = writer.state.best
+    if best is None or session.comparison is None or session.spec.objective.is_multi:
+        return False
+    proposal = session.comparison.propose_recomputation(writer.state, best)
+    return proposal is not None and _record_if_allowed(
+        writer, session, proposal, Purpose.REFERENCE, recomputes=best.number
+    )
 
 
 def _start_control(writer: RunWriter, session: Session) -> bool:
@@ -246,10 +257,14 @@ def _measure_baseline(writer: RunWriter, session: Session, deadline_s: float) ->
 
 
 def _decide(writer: RunWriter, session: Session, deadline_s: float) -> None:
-    """Run reference trials until it is decided which trials did the card's work, or no useful reference is left."""
+    """Run reference trials until it is decided which trials did the card's work, or no useful reference is left.
+
+    Last, the timed window of the best trial is computed again; a best trial that is refused gives way to the next.
+    """
     while not _must_stop(writer, session, deadline_s):
         session.jobs.start_waiting(writer)
-        if not writer.state.unfinished and not _start_reference(writer, session):
+        is_running = bool(writer.state.unfinished)
+        if not is_running and not _start_reference(writer, session) and not _start_recomputation(writer, session):
             _compare(writer, session)
             return
         session.jobs.start_waiting(writer)
@@ -320,7 +335,9 @@ def _may_repeat(writer: RunWriter, session: Session, proposal: Proposal) -> bool
     return session.spec.provenance.is_repeatable and bool(state.runs_of(config)) and not is_running
 
 
-def _record_if_allowed(writer: RunWriter, session: Session, proposal: Proposal, purpose: Purpose) -> bool:
+def _record_if_allowed(
+    writer: RunWriter, session: Session, proposal: Proposal, purpose: Purpose, *, recomputes: int | None = None
+) -> bool:
     """Record the proposal of a trial, unless too few node-hours are left for it; returns whether it was recorded."""
     if session.node_hours is not None and not session.node_hours.allows(writer.state, proposal.config):
         return False
@@ -332,6 +349,7 @@ def _record_if_allowed(writer: RunWriter, session: Session, proposal: Proposal, 
         expects=proposal.expects,
         turn=proposal.turn,
         purpose=purpose,
+        recomputes=recomputes,
     )
     writer.record(proposed.at(session.now_s()))
     return True

@@ -125,6 +125,7 @@ def open_session(
             launcher,
             evaluate=TrialEvaluator(spec, comparison, masker),
             make_input=lambda trial: make_input(spec, trial),
+            opens_window=getattr(launcher, "shares_files", False) and load_framework(spec.framework).opens_window,
             find_stop_above=lambda state, trial: find_stop_above(spec, space, state, trial),
         ),
         comparison=comparison,

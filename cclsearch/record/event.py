@@ -19,6 +19,7 @@ from cclsearch.core.text import count_of, one_line
 from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Config, Failure, Value
 from cclsearch.launch.base import Handle
+from cclsearch.launch.contract import TimedWindow
 from cclsearch.propose.events import (
     ArbiterMove,
     ExpectedOutcome,
@@ -143,6 +144,8 @@ class TrialProposed(LedgerEvent):
     expects: ExpectedOutcome = ExpectedOutcome()
     turn: int | None = None
     purpose: Purpose = Purpose.SEARCH
+    recomputes: TrialNumber | None = None
+    """Trial whose timed window a reference computes again, with its nonce."""
 
 
 class AttemptEvent(LedgerEvent):
@@ -162,6 +165,15 @@ class TrialSubmitting(AttemptEvent):
     """The same moment by the boot clock, which no clock change affects."""
     stop_above: float | None = None
     """`TrialInput.stop_above` of this attempt."""
+    opens_window: bool = False
+    """`TrialInput.opens_window` of this attempt."""
+
+
+class TrialWindow(AttemptEvent):
+    """The attempt opened its next timed window and got its nonce."""
+
+    event: Literal["trial_window"] = "trial_window"
+    window: TimedWindow
 
 
 class TrialSubmitted(AttemptEvent):
@@ -260,6 +272,7 @@ Event = Annotated[
     | SearchResumed
     | TrialProposed
     | TrialSubmitting
+    | TrialWindow
     | TrialSubmitted
     | TrialRetried
     | TrialFinished

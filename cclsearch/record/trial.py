@@ -11,6 +11,7 @@ from cclsearch.core.text import count_of
 from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.launch.base import Handle
+from cclsearch.launch.contract import TimedWindow
 from cclsearch.propose.events import ExpectedOutcome
 from cclsearch.record.event import (
     PAID,
@@ -22,6 +23,7 @@ from cclsearch.record.event import (
     TrialRevised,
     TrialSubmitted,
     TrialSubmitting,
+    TrialWindow,
 )
 from cclsearch.scoring.outcome import Outcome
 
@@ -44,6 +46,12 @@ class Trial:
     """Random text of the last attempt that was started; empty if nothing is measured."""
     stop_above: float | None = None
     """Primary metric's value above which the last attempt may end early; None if it may not."""
+    opens_window: bool = False
+    """Whether the search answers the last attempt when it opens its timed window."""
+    timed: tuple[TimedWindow, ...] = ()
+    """The windows that the last attempt opened."""
+    recomputes: int | None = None
+    """Trial whose timed window it computes again, with its nonce."""
     submitting: BootMoment | None = None
     """Moment of the last attempt's submission; None before the first."""
     handle: Handle | None = None
@@ -117,6 +125,7 @@ def _open(event: TrialProposed) -> Trial:
         purpose=event.purpose,
         turn=event.turn,
         proposed_s=event.time_s,
+        recomputes=event.recomputes,
     )
 
 
@@ -130,10 +139,14 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
                 attempt=event.attempt,
                 nonce=event.nonce,
                 stop_above=event.stop_above,
+                opens_window=event.opens_window,
+                timed=(),
                 submitting=event.moment,
                 attempt_s=event.time_s,
                 handle=None,
             )
+        case TrialWindow():
+            return replace(trial, timed=(*trial.timed, event.window))
         case TrialSubmitted():
             return replace(trial, attempt=event.attempt, handle=event.handle)
         case TrialRetried():

@@ -164,6 +164,27 @@ def check_ranks_traced(evidence: Evidence) -> Finding:
     return True, f"traces of {count_of(len(ranks), 'rank')}"
 
 
+@admission_rule("timed_window", unmeasured="nothing was timed here")
+def check_timed_window(evidence: Evidence) -> Finding:
+    """Whether the work of each timed window was known only when it opened, and done when it closed."""
+    timed = evidence.attempt.timed if evidence.attempt else ()
+    if not evidence.payload.opens_window:
+        return None, "the run script opens no window that the search sees: its work was known before"
+    if any(not window.nonce for window in timed):
+        return None, "the search did not run when the window opened, so its work was known before"
+    digests = evidence.result.list_digests(evidence.payload)
+    if len(timed) != len(digests):
+        return False, f"the run script opened {count_of(len(timed), 'timed window')} of {len(digests)}"
+    for number, (window, digest) in enumerate(zip(timed, digests, strict=True), start=1):
+        if window.seconds is None or window.seconds < 0:
+            wrong = "was not closed" if window.seconds is None else "was closed before the search gave its nonce"
+            return False, f"timed window {number} {wrong}"
+        if window.digest != digest:
+            return False, f"the results of timed window {number} are others than those that it closed with"
+    seconds = sum(window.seconds or 0.0 for window in timed)
+    return True, f"its work was known only when it opened; it took {seconds:.4g} s by the search's clock"
+
+
 @admission_rule("devices")
 def check_devices(evidence: Evidence) -> Finding:
     """Whether the trial ran on the accelerator of the frozen inputs."""
@@ -241,6 +262,7 @@ GENERAL_RULES: tuple[Callable[[Evidence], Verdict], ...] = (
     check_world_size,
     check_ranks_traced,
     check_trace_origin,
+    check_timed_window,
     check_devices,
     check_load,
     check_unedited,

@@ -58,6 +58,9 @@ class Agreement(Protocol):
     def kind(self, payload: Any) -> str:
         """Return the kind of a trial (training: the precision); only trials of one kind are compared."""
 
+    def count_known(self, payload: Any) -> int:
+        """Return how many of the first values do not depend on the nonce of the trial's timed window."""
+
     def bound(self, framework: Any, kind: str) -> float | None:
         """The largest deviation between trials that did the same; None if there is none."""
 

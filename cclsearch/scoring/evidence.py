@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from cclsearch.card.model import Card
 from cclsearch.core.values import Model, Provenance
-from cclsearch.launch.contract import MemoryKind, TrialInput, TrialResult
+from cclsearch.launch.contract import MemoryKind, TimedWindow, TrialInput, TrialResult
 from cclsearch.scoring.outcome import AttemptWindow
 
 
@@ -164,6 +164,12 @@ class EvidenceOf(Generic[Input, Result]):
     def is_measured(self) -> bool:
         """Whether a job really ran."""
         return self.provenance is Provenance.MEASURED
+
+    @property
+    def windows(self) -> tuple[TimedWindow, ...]:
+        """The timed windows that the search saw open and close; empty unless it saw all."""
+        timed = self.attempt.timed if self.attempt else ()
+        return timed if all(window.nonce and window.seconds is not None for window in timed) else ()
 
     @property
     def is_on_cpu(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import ConfigDict
 
 from cclsearch.core.values import Failure, Model, Provenance
+from cclsearch.launch.contract import TimedWindow
 
 MAX_DRIFT_S = 5.0
 """Seconds by which wall clock and boot clock may differ over an attempt."""
@@ -46,6 +47,8 @@ class AttemptWindow(Model):
     """Unix time when its end was seen."""
     elapsed_s: float
     """Seconds between the two, by a clock that nothing sets."""
+    timed: tuple[TimedWindow, ...] = ()
+    """Its timed windows, in order; empty if the run script opens none."""
 
     @property
     def is_clock_steady(self) -> bool:
@@ -109,6 +112,12 @@ class Outcome(Model):
     """Window in which it ran; None if nothing was measured."""
     trace_digests: tuple[str, ...] = ()
     """Hash of the content of each rank's trace: no other trial may have the same."""
+
+    @property
+    def nonce(self) -> str:
+        """The nonce that chose the data of its timed window; empty if there was none."""
+        timed = self.attempt.timed if self.attempt else ()
+        return timed[0].nonce if timed else ""
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:

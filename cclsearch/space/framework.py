@@ -148,6 +148,8 @@ class Framework(Model):
     """
     same_answers: LossBounds = LossBounds()
     """Share of answers that may differ between configurations; without a bound, only first tokens count."""
+    opens_window: bool = False
+    """Whether its run script asks for a nonce when its timed window opens, which chooses the data of the window."""
     behaviour: Behaviour = Behaviour()
     """Behaviour in training that no knob decides."""
     needs: tuple[RequiredVariable, ...] = ()

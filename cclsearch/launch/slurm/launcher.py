@@ -51,6 +51,7 @@ class SlurmLauncher:
 
     name = "slurm"
     provenance = Provenance.MEASURED
+    shares_files = True
 
     def __init__(
         self,

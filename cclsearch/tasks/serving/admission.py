@@ -30,6 +30,9 @@ PARAMETERS_OFF = 0.02
 WINDOW_OFF = 0.05
 """Relative difference between a load's duration in the log and by the other clock, and at least `WINDOW_OFF_S`."""
 WINDOW_OFF_S = 0.05
+# Prompts are drawn in it, and counters of energy and the server are read.
+WINDOW_SEEN_OFF_S = 0.2
+"""Seconds by which the search may see a load take longer than its log, beyond `WINDOW_OFF`."""
 LATE = 0.05
 """Share of the requests of an open loop that may be sent later than `LATE_S` after their arrival."""
 LATE_S = 0.1
@@ -145,12 +148,18 @@ def check_warm_up(evidence: ServingEvidence) -> Finding:
 @admission_rule("window")
 def check_window(evidence: ServingEvidence) -> Finding:
     """Whether the log's times agree with another clock."""
-    known = False
-    for number, (load, records) in enumerate(zip(evidence.result.loads, list_loads(evidence), strict=True), start=1):
-        if not evidence.is_measured or load.window_s is None or not records:
+    known, loads = False, evidence.result.loads
+    windows = [window.seconds for window in evidence.windows]
+    windows = windows if len(windows) == len(loads) else [None] * len(loads)
+    for number, (load, seen_s, records) in enumerate(zip(loads, windows, list_loads(evidence), strict=True), start=1):
+        if not evidence.is_measured or not records:
+            continue
+        logged_s = max(r.end_s for r in records) - min(r.arrival_s for r in records)
+        if seen_s is not None and seen_s > (1 + WINDOW_OFF) * logged_s + WINDOW_SEEN_OFF_S:
+            return False, f"load {number} took {seen_s:.3g} s by the search's clock, but {logged_s:.3g} s in the log"
+        if load.window_s is None:
             continue
         known = True
-        logged_s = max(r.end_s for r in records) - min(r.arrival_s for r in records)
         if abs(logged_s - load.window_s) > max(WINDOW_OFF * load.window_s, WINDOW_OFF_S):
             return False, f"load {number} took {load.window_s:.3g} s by the clock, but {logged_s:.3g} s in the log"
     return (True, "the log's times agree with another clock") if known else (None, "no other clock was read")
@@ -178,6 +187,7 @@ ADMISSION_RULES: tuple[Callable[[Any], Verdict], ...] = (
     check_warm_up,
     check_asked_load,
     check_window,
+    general.check_timed_window,
     general.check_devices,
     general.check_load,
     general.check_unedited,
@@ -213,6 +223,9 @@ class SameAnswers:
 
     def kind(self, payload: ServingInput) -> str:
         return payload.precision
+
+    def count_known(self, payload: ServingInput) -> int:
+        return 0
 
     def bound(self, framework: Framework, kind: str) -> float | None:
         declared = framework.same_answers.bound(kind)

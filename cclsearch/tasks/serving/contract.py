@@ -15,7 +15,7 @@ from cclsearch.card.model import ModelArch
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, has_job_file, read_job_bytes
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Count, Model, Number, PositiveCount, Seconds, Value
-from cclsearch.launch.contract import EVIDENCE_FILE, TrialInput, TrialResult
+from cclsearch.launch.contract import EVIDENCE_FILE, TrialInput, TrialResult, digest_results
 from cclsearch.scoring.evidence import EvidenceOf
 
 Moment = Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e9)]
@@ -136,6 +136,20 @@ class ServingResult(TrialResult):
     """The request log, which the engine reads."""
     log_problem: str = Field(default="", exclude=True)
     """Fault of the log; empty if there is none."""
+
+    def list_digests(self, payload: ServingInput) -> tuple[str, ...]:
+        answers: list[list[RequestRecord]] = [[] for _ in self.loads]
+        for record in self.requests:
+            if not record.is_warm_up:
+                answers[record.load].append(record)
+        return tuple(
+            digest_results(f"{r.number} {r.output_tokens} {r.token_ids_sha256}" for r in sorted(load, key=_number))
+            for load in answers
+        )
+
+
+def _number(record: RequestRecord) -> int:
+    return record.number
 
 
 ServingEvidence = EvidenceOf[ServingInput, ServingResult]

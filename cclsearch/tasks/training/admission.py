@@ -143,6 +143,7 @@ ADMISSION_RULES: tuple[Callable[[Any], Verdict], ...] = (
     check_spread,
     general.check_ranks_traced,
     general.check_trace_origin,
+    general.check_timed_window,
     check_trace_time,
     check_traced_work,
     check_precision,

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from cclsearch.card.model import ModelArch
 from cclsearch.core.values import Count, Number, PositiveCount, Seconds, Value
-from cclsearch.launch.contract import TrialInput, TrialResult
+from cclsearch.launch.contract import TrialInput, TrialResult, digest_results
 from cclsearch.scoring.evidence import EvidenceOf
 
 
@@ -56,6 +56,10 @@ class TrainingResult(TrialResult):
     """Precision of the matrix multiplications: `fp32`, `bf16`, ..."""
     losses: tuple[Number, ...] = ()
     """Training loss of each optimizer step in order: warm-up, timed window, profiled window with its own warm-up."""
+
+    def list_digests(self, payload: TrainingInput) -> tuple[str, ...]:
+        start = self.warmup_steps
+        return (digest_results(self.losses[start : start + len(self.step_times_s)]),)
 
 
 TrainingEvidence = EvidenceOf[TrainingInput, TrainingResult]

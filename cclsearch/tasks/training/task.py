@@ -87,6 +87,9 @@ class SameLosses:
     def kind(self, payload: TrainingInput) -> str:
         return payload.precision
 
+    def count_known(self, payload: TrainingInput) -> int:
+        return payload.warmup_steps
+
     def bound(self, framework: Framework, kind: str) -> float | None:
         return framework.same_losses.bound(kind)
 
@@ -157,7 +160,7 @@ class TrainingTask(Task):
     agreement = SameLosses()
     work_rules = WORK_RULES
     ends_early = True
-    load_effects = frozenset({"spread", "warmup", "trace_time"})
+    load_effects = frozenset({"spread", "warmup", "step_times", "trace_time"})
 
     def agent_columns(self, card: Card, space: Space) -> Mapping[str, Sequence[float]]:
         from cclsearch.tasks.training.layout import read_layout

@@ -33,17 +33,23 @@ def check_step_times(evidence: TrainingEvidence) -> Finding:
         return None, "too few step times to tell measured from invented ones"
     if pattern := _find_pattern(evidence):
         return False, f"{pattern}: report the time of each step as measured"
-    window_s = evidence.result.timed_window_s
+    window_s = _find_window(evidence)
     found = f"{len(set(times))} different step times"
     if window_s is None:
         return True, f"{found}; the run script does not report timed_window_s"
     return True, f"{found} in a window of {window_s:.4g} s"
 
 
+def _find_window(evidence: TrainingEvidence) -> float | None:
+    """Return the seconds of the timed window: as the search saw it, else as reported."""
+    return evidence.windows[0].seconds if evidence.windows else evidence.result.timed_window_s
+
+
 def _find_uncounted(evidence: TrainingEvidence, total_s: float) -> str:
     """Say how much longer the timed window was than the sum of its steps; "" if as long, or not reported."""
-    window_s = evidence.result.timed_window_s
-    share = DEFAULT.max_uncounted_cpu if evidence.is_on_cpu else DEFAULT.max_uncounted
+    window_s = _find_window(evidence)
+    is_tight = evidence.is_on_cpu or bool(evidence.windows)  # scripts that the search answers do nothing between steps
+    share = DEFAULT.max_uncounted_cpu if is_tight else DEFAULT.max_uncounted
     if window_s is None or window_s <= total_s * (1 + share) + DEFAULT.max_uncounted_s:
         return ""
     return (

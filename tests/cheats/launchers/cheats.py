@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "launchers"))
 
 import cpu
 import numeric_tricks  # noqa: F401  importing registers the tricks of each module
+import rehearsal_tricks  # noqa: F401
 import time_tricks  # noqa: F401
 import trace_tricks  # noqa: F401
 import work_tricks  # noqa: F401
