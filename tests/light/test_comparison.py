@@ -253,7 +253,9 @@ def test_a_trial_has_no_vote_if_its_work_is_in_question_anyway(project):
     def vote(ok: bool | None = True, **changes: object) -> Vote | None:
         verdicts = (*outcome.verdicts, Verdict(rule="other", ok=ok, detail=""))
         judged = outcome.model_copy(update={"admission": Admission(admitted=ok is not False, verdicts=verdicts)})
-        return session.comparison._vote(trial, judged.model_copy(update=changes))
+        changed = judged.model_copy(update=changes)
+        found = session.comparison._votes(trial, changed) if session.comparison._can_vote(trial, changed) else {}
+        return found.get("fp32")
 
     assert vote() == vote(ok=None) == Vote(1, outcome.fingerprint, False)
     assert vote(ok=False) is None

@@ -43,7 +43,7 @@ SHARED_VALUES = {
     ("scoring", "launch"): {"contract"},
     ("trace", "launch"): {"contract"},
     ("propose", "scoring"): {"objective"},
-    ("record", "launch"): {"base"},
+    ("record", "launch"): {"base", "contract"},
     ("record", "propose"): {"events", "observations"},
     ("record", "scoring"): {"outcome"},
     ("report", "launch"): {"contract"},
