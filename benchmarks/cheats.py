@@ -1,9 +1,11 @@
-"""Runs the tricks of tests/cheats under the card `tiny`, among honest trials, and prints which rule refused each.
+"""Runs the tricks of tests/cheats among honest trials, and prints which rule refused each.
 
-One search holds all of them: honest layouts first, then the tricks, then honest layouts again. Each trick is a real run
-script that really trains. At the end `result.json` of one honest trial is edited, and the run is judged again.
+One search has all tricks of `tiny`, another those of `tiny-serving`: honest layouts first, then the tricks, then honest
+layouts again. Each trick is a real run script that really trains or serves. One that is ranked is then treated as the
+best trial of a search: its timed window is computed again in another layout, with its nonce. At the end `result.json`
+of one honest trial is edited, and the run is judged again.
 
-    python benchmarks/cheats.py --runs /tmp/cheats [--only half_sequence three_layers]
+    python benchmarks/cheats.py --runs /tmp/cheats [--only half_sequence three_layers] [--more FOLDER]
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +23,13 @@ from cclsearch.analysis.re_evaluate import re_evaluate_run
 from cclsearch.core.text import count_of
 from cclsearch.core.trust import confirm
 from cclsearch.core.values import Config, Value
-from cclsearch.loop.loop import run_search
-from cclsearch.loop.session import begin_or_resume, open_session
+from cclsearch.core.yaml_file import read_yaml
+from cclsearch.loop import loop
+from cclsearch.loop.session import Session, begin_or_resume, open_session
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import Purpose
+from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import create_run, load_run
 from cclsearch.run.spec import SearchLimits
@@ -36,33 +41,17 @@ MODULES = {
     "numeric_tricks": "precision, recomputation, layout",
     "time_tricks": "step times",
     "trace_tricks": "traces and results",
+    "rehearsal_tricks": "work before the timed window, or after it",
+    "serving_tricks": "serving",
 }
 """Files of the tricks, in the order of the table -> the group's name."""
 EDITED = "result_edited_afterwards"
-LAYOUT: dict[str, Value] = {
-    "tp": 1, "dp": 2, "pp": 1, "micro_batch_size": 2, "activation_checkpointing": "none", "zero_stage": 0,
-}  # fmt: skip
-LAYOUT_OF: dict[str, Mapping[str, Value]] = {
-    "three_layers_recomputed": {"activation_checkpointing": "full"},
-    "full_checkpointing_lied": {"activation_checkpointing": "full"},
-    "selective_checkpointing_lied": {"activation_checkpointing": "selective"},
-    "last_stage_dropped": {"dp": 1, "pp": 2},
-}
+Layout = Mapping[str, Value]
+_LAYOUTS = read_yaml(CHEATS / "layouts.yaml")
+LAYOUT: Layout = _LAYOUTS["training"]["usual"]
+LAYOUT_OF: Mapping[str, Layout] = _LAYOUTS["training"]["tricks"]
 """Trick -> what differs from the usual layout."""
-HONEST: tuple[Mapping[str, Value], ...] = (
-    {},
-    {"micro_batch_size": 8},
-    {"micro_batch_size": 4, "activation_checkpointing": "full"},
-    {"dp": 1, "tp": 2, "micro_batch_size": 4},
-    {"activation_checkpointing": "selective"},
-    {"dp": 1, "pp": 2},
-    {"zero_stage": 1, "micro_batch_size": 1},
-    {"dp": 1, "micro_batch_size": 8},
-    {"dp": 1, "tp": 2, "micro_batch_size": 8, "activation_checkpointing": "full"},
-    {"activation_checkpointing": "full"},
-    {"dp": 1, "pp": 2, "micro_batch_size": 4, "activation_checkpointing": "full"},
-    {"zero_stage": 1, "micro_batch_size": 8},
-)
+HONEST: Sequence[Layout] = _LAYOUTS["training"]["honest"]
 
 
 @dataclass(frozen=True)
@@ -74,14 +63,13 @@ class Row:
     is_ranked: bool
     refused_by: tuple[str, ...]
     details: tuple[str, ...]
+    gain: float = 1.0
+    """How much better its figure is than that of the best honest trial in its layout: 1.2 is a fifth better."""
 
 
-Entry = tuple[str, Mapping[str, Value]]
+Entry = tuple[str, Layout]
 """A trick, or several (`bf16+no_reduction`), or `honest`; what differs from the usual layout."""
-MAJORITY: tuple[Entry, ...] = (
-    ("same_data", {}), ("same_data", {"micro_batch_size": 8}), ("same_data", {"dp": 1, "micro_batch_size": 8}),
-    ("honest", {}), ("honest", {"micro_batch_size": 4}),
-)  # fmt: skip
+MAJORITY: Sequence[Entry] = [(trick, layout) for trick, layout in _LAYOUTS["training"]["majority"]]
 """Three trials with one trick, whose losses agree, before two honest ones."""
 
 
@@ -98,7 +86,7 @@ def read_module(name: str) -> dict[str, str]:
     return {node.name: (ast.get_docstring(node) or "").split("\n")[0] for node in marked}
 
 
-def list_entries(tricks: Sequence[str], honest: Sequence[Mapping[str, Value]]) -> list[Entry]:
+def list_entries(tricks: Sequence[str], honest: Sequence[Layout]) -> list[Entry]:
     """Return honest layouts, the tricks, and the rest of the honest layouts."""
     layouts: list[Entry] = [("honest", layout) for layout in honest]
     middle = len(honest) // 2 + 1
@@ -110,42 +98,78 @@ def make_key(config: Config) -> str:
     return json.dumps(dict(config), sort_keys=True)
 
 
-def run_cheats(entries: Sequence[Entry], runs: Path, run_id: str = "cheats") -> Path:
+def run_cheats(entries: Sequence[Entry], runs: Path, run_id: str = "cheats", task: str = "training") -> Path:
     """Run a search over these and return its folder; an interrupted one is continued."""
     os.environ["CCL_SEARCH_PATH"] = str(CHEATS)
     confirm(CHEATS)
-    folder = runs / run_id
+    folder, given = runs / run_id, _LAYOUTS[task]
     if not folder.is_dir():
-        first = tuple(Config({**LAYOUT, **layout, "number": number}) for number, (_, layout) in enumerate(entries))
+        first = tuple(
+            Config({**given["usual"], **layout, "number": number}) for number, (_, layout) in enumerate(entries)
+        )
         # each trick runs to its end, so that its own rule and not an early end refuses it
         limits = SearchLimits(budget=len(first), max_attempts=1, trial_timeout_s=600.0, early_stop=False)
-        request = SearchRequest("tiny", limits, framework="cheats", sampler="random", first=first, run_id=run_id)
+        request = SearchRequest(
+            given["card"], limits, framework=given["framework"], sampler="random", first=first, run_id=run_id
+        )
         folder = create_run(plan_search(request).spec, runs)
         tricks = {make_key(config): trick for config, (trick, _) in zip(first, entries, strict=True)}
         (folder / TRICKS_FILE).write_text(json.dumps(tricks, indent=1))
     session = open_session(folder)
     with RunWriter(folder) as writer:
         begin_or_resume(writer, session)
-        run_search(writer, session)
+        loop.run_search(writer, session)
     return folder
 
 
+def judge_as_best(folder: Path) -> None:
+    """Treat each trick that is ranked as the best trial of a search: compute its timed window again."""
+    session = open_session(folder)
+    with RunWriter(folder) as writer:
+        begin_or_resume(writer, session)
+        for row in read_rows(folder):
+            trial = writer.state.trials[row.number]
+            if row.trick != "honest" and trial.loss is not None:
+                _compute_again(writer, session, trial)
+
+
+def _compute_again(writer: RunWriter, session: Session, trial: Trial) -> None:
+    assert session.comparison is not None
+    proposal = session.comparison.propose_recomputation(
+        writer.state, loop.view_search(writer, session, budget_left=0), trial
+    )
+    if proposal is not None:
+        loop._record_if_allowed(writer, session, proposal, Purpose.REFERENCE, recomputes=trial.number)
+    loop._decide(writer, session, math.inf)
+
+
 def read_rows(folder: Path) -> list[Row]:
-    """Return what the gate says of each trial now, from the ledger."""
-    tricks = json.loads((folder / TRICKS_FILE).read_text())
+    """Return what the gate says of each trial now, from the ledger; trials that compute others again are left out."""
+    tricks, state = json.loads((folder / TRICKS_FILE).read_text()), load_run(folder).state
+    finished = [t for t in state.trials.values() if t.outcome is not None and t.purpose is not Purpose.REFERENCE]
+    named = [(tricks.get(make_key(trial.config), "honest"), trial) for trial in finished]
+    honest: dict[str, float] = {}
+    for trick, trial in named:
+        if trick == "honest" and trial.loss is not None:
+            honest[_layout(trial)] = min(trial.loss, honest.get(_layout(trial), math.inf))
     rows = []
-    for trial in load_run(folder).state.trials.values():
+    for trick, trial in named:
         outcome = trial.outcome
-        if outcome is None:
-            continue
+        assert outcome is not None
         verdicts = outcome.admission.verdicts if outcome.admission else ()
         wrong = [verdict for verdict in verdicts if verdict.ok is False]
         names, details = [verdict.rule for verdict in wrong], [verdict.detail for verdict in wrong]
         if not wrong and outcome.failure is not None:
             names, details = [outcome.failure.kind.value], [outcome.failure.message]
-        trick = tricks.get(make_key(trial.config), "honest")
-        rows.append(Row(trick, trial.number, outcome.is_ranked, tuple(names), tuple(details)))
+        best = honest.get(_layout(trial))
+        # a loss is a time, or minus the logarithm's argument of a rate: only times and rates are compared here
+        gain = 1.0 if best is None or trial.loss is None else best / trial.loss if best > 0 else trial.loss / best
+        rows.append(Row(trick, trial.number, outcome.is_ranked, tuple(names), tuple(details), gain))
     return rows
+
+
+def _layout(trial: Trial) -> str:
+    return make_key(Config({knob: value for knob, value in trial.config.items() if knob != "number"}))
 
 
 def edit_result(folder: Path, number: int) -> Row:
@@ -166,7 +190,7 @@ def render(rows: Sequence[Row], words: dict[str, str]) -> str:
     tricked = [row for row in rows if row.trick != "honest"]
     lines = [count_refused(rows), "", "| trick | verdict | rules that refuse it |", "| --- | --- | --- |"]
     for row in tricked:
-        verdict = "**admitted**" if row.is_ranked else "refused"
+        verdict = f"**admitted**, {row.gain:.2f}x the honest figure" if row.is_ranked else "refused"
         rules = ", ".join(f"`{rule}`" for rule in row.refused_by)
         text = words.get(row.trick, "The step times in `result.json` are halved after the trial.").rstrip(".")
         lines.append(f"| {text} | {verdict} | {rules} |")
@@ -175,6 +199,11 @@ def render(rows: Sequence[Row], words: dict[str, str]) -> str:
         names = {*read_module(module), *([EDITED] if module == "trace_tricks" else [])}
         ranked = [row.is_ranked for row in tricked if row.trick in names]
         lines.append(f"| {title} | {ranked.count(False)} | {ranked.count(True)} |")
+    alone: dict[str, list[str]] = {}
+    for row in tricked:
+        if len(row.refused_by) == 1:
+            alone.setdefault(row.refused_by[0], []).append(row.trick)
+    lines += ["", *(f"only `{rule}` refuses: {', '.join(names)}" for rule, names in sorted(alone.items()))]
     return "\n".join(lines)
 
 
@@ -203,24 +232,35 @@ def name_best(folder: Path, rows: Sequence[Row]) -> str:
     return f"best: {best}; {count_of(references, 'reference trial')}"
 
 
+def play(entries: Sequence[Entry], runs: Path, run_id: str, task: str = "training") -> tuple[Path, list[Row]]:
+    """Run a search over these, each ranked trick as if it were the best trial too; return its folder and rows."""
+    folder = run_cheats(entries, runs, run_id, task)
+    judge_as_best(folder)
+    return folder, read_rows(folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, required=True, help="folder of the run, which is kept")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs, which are kept")
     parser.add_argument("--only", nargs="+", help="names of tricks (default: all)")
     parser.add_argument("--honest", type=int, default=len(HONEST), help="number of honest trials")
     args = parser.parse_args()
-    words = read_tricks()
-    runs = args.runs.absolute()
-    folder = run_cheats(list_entries(args.only or list(words), HONEST[: args.honest]), runs)
-    rows = read_rows(folder)
+    words, served, runs = read_tricks(), set(read_module("serving_tricks")), args.runs.absolute()
+    chosen = args.only or list(words)
+    trained = [trick for trick in chosen if trick not in served]
+    entries = list_entries(trained, HONEST[: args.honest])
+    folder, rows = play(entries, runs, "cheats") if trained else (runs, [])
     first = next((row.number for row in rows if row.trick == "honest" and row.is_ranked), None)
     if first is not None:
         rows.append(edit_result(folder, first))
+    if serving := [(trick, {}) for trick in chosen if trick in served]:
+        honest = [("honest", layout) for layout in _LAYOUTS["serving"]["honest"]]
+        rows += play([*honest, *serving], runs, "serving", "serving")[1]
     print(f"{render(rows, words)}\n\n{explain(rows)}")
-    print(f"\n{name_best(folder, rows)}")
+    if trained:
+        print(f"\n{name_best(folder, rows)}")
     if not args.only:
-        folder = run_cheats(MAJORITY, runs, "majority")
-        rows = read_rows(folder)
+        folder, rows = play(MAJORITY, runs, "majority")
         print(f"\nThree trials with one trick, then two honest ones: {count_refused(rows)}; {name_best(folder, rows)}")
 
 

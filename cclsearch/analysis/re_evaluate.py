@@ -20,7 +20,7 @@ from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run
 from cclsearch.run.spec import SPEC_FILE, hash_file
-from cclsearch.run.trial_folder import write_outcome_files
+from cclsearch.run.trial_folder import hash_evidence, write_outcome_files
 from cclsearch.scoring.evaluate import evaluate_evidence, evaluate_failure
 from cclsearch.scoring.evidence import Evidence
 from cclsearch.scoring.outcome import Outcome, Verdict
@@ -34,6 +34,8 @@ class ReEvaluation:
     trial: Trial
     then: Outcome
     now: Outcome
+    changed: str = ""
+    """What happened to its evidence since it was judged; then `now` is `then`, by the values in the ledger."""
 
     @property
     def is_lost(self) -> bool:
@@ -84,10 +86,28 @@ def re_evaluate_trial(run: Run, trial: Trial, comparison: TrialComparison | None
     """
     assert trial.outcome is not None
     then = trial.outcome
-    found = hash_job_file(run.trial_folder(trial.number) / RESULT_FILE)
+    folder, is_sealed = run.trial_folder(trial.number), not is_judging_error(then)
+    found = hash_job_file(folder / RESULT_FILE)
+    changed = ""
+    if is_sealed and trial.result_sha256 not in (None, found):
+        what = "is missing, but its hash is" if found is None else "was changed after its hash was recorded"
+        changed = f"result.json {what} in the ledger"
+    elif is_sealed and then.evidence_sha256 not in ("", hash_evidence(folder)):
+        changed = "its traces or its request log were changed after their hash was recorded in the ledger"
+    if changed:  # perhaps by another trial's job: the ledger has what it was judged by
+        return ReEvaluation(trial, then, _mark_changed(then, changed), changed)
     compared = comparison or make_comparison(run.spec)
     now, _ = judge(lambda: _evaluate_again(run, trial, then, found, compared), run.spec.provenance)
     return ReEvaluation(trial, then, now)
+
+
+def _mark_changed(outcome: Outcome, changed: str) -> Outcome:
+    """Return the outcome as it was, with a verdict that says what happened to its evidence."""
+    if outcome.admission is None:
+        return outcome
+    others = (verdict for verdict in outcome.verdicts if verdict.rule != "unedited")
+    verdicts = (*others, Verdict(rule="unedited", ok=False, detail=changed))
+    return outcome.model_copy(update={"admission": outcome.admission.model_copy(update={"verdicts": verdicts})})
 
 
 def _evaluate_again(
@@ -99,8 +119,6 @@ def _evaluate_again(
         return then
     result = collect_result(folder, task_of(spec.card).result)
     if isinstance(result, Failure):
-        if found is None and trial.result_sha256 is not None:
-            result = result.model_copy(update={"message": "result.json is missing, although the ledger has its hash"})
         return then if then.failure and was_judged else evaluate_failure(redact_failure(result), spec.provenance)
     payload = make_input(spec, trial)
     card = spec.card.for_trial(trial.config)
@@ -109,8 +127,7 @@ def _evaluate_again(
     trace = read_traced(folder / TRACE_FOLDER, card, payload)
     evidence = Evidence(payload, result, card, spec.provenance, trace)
     others = list_others(run.state, trial)
-    evidence = replace(evidence, attempt=then.attempt, others=others)
-    evidence = replace(evidence, recorded_sha256=trial.result_sha256, found_sha256=found)
+    evidence = replace(evidence, attempt=then.attempt, others=others, is_sealed=trial.result_sha256 is not None)
     now = evaluate_evidence(evidence, task, spec.objective, baseline=find_baseline(run.state))
     if comparison is not None and now.failure is None and not now.is_pruned:
         now = comparison.judge(trial, now, run.state)
@@ -150,5 +167,5 @@ def write_revisions(run: Run, re_evaluated: list[ReEvaluation]) -> None:
 
 def _write_files(run: Run, re_evaluated: list[ReEvaluation]) -> None:
     for entry in re_evaluated:
-        if not entry.is_unjudged:
+        if not entry.is_unjudged and not entry.changed:
             write_outcome_files(run.trial_folder(entry.trial.number), entry.now)

@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     show(_as_json(loaded, re_evaluated, changed), lines, as_json=args.json)
     if any(entry.is_unjudged for entry in re_evaluated):
         return EXIT_DEFECT
-    return EXIT_FAILED if changed or any(entry.is_lost for entry in re_evaluated) else EXIT_OK
+    is_ok = not changed and not any(entry.is_lost or entry.changed for entry in re_evaluated)
+    return EXIT_OK if is_ok else EXIT_FAILED
 
 
 def _describe(
@@ -48,7 +49,7 @@ def _describe(
     yield f"{run.spec.run_id} ({run.spec.provenance.value}): {admitted} of {len(re_evaluated)} trials admitted"
     for entry in re_evaluated:
         mark = "admitted" if entry.now.is_ranked else "failed" if entry.now.failure else "refused"
-        lost = "  [ranked in the ledger]" if entry.is_lost else ""
+        lost = "  [ranked in the ledger]" if entry.is_lost else "  [evidence changed]" if entry.changed else ""
         reason = f"  {one_line(entry.reason, 240)}" if entry.reason else ""
         yield f"  {entry.trial.number:>4}  {mark:<9} {entry.trial.config}{reason}{lost}"
         if whole:
@@ -58,6 +59,8 @@ def _describe(
     if any(entry.is_lost for entry in re_evaluated):
         ledger = "The ledger has their new results." if is_written else "`--write` revises them in the ledger."
         yield f"The evidence of the marked trials no longer supports their ranking. {ledger}"
+    if any(entry.changed for entry in re_evaluated):
+        yield "Evidence changed since it was judged: these trials keep their verdicts, by the values in the ledger."
     if changed:
         yield "search.yaml was changed after the search started: it no longer contains the inputs of the trials"
 

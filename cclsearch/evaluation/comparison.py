@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from cclsearch.core.errors import UserError
@@ -34,7 +35,7 @@ MAX_REFERENCE_ATTEMPTS = 5
 """Reference trials of one kind that a search starts, failed ones included."""
 MAX_RECOMPUTATIONS = 2
 """Reference trials that compute the timed window of one trial again, failed ones included."""
-MIN_COMPARED = 3
+MIN_COMPARED = 2
 """Ranked configurations from which a search has a best one that is worth another run."""
 RECOMPUTED_RULE = "recomputed"
 """The verdict that keeps a trial with a nonce that was known before from being ranked."""
@@ -94,20 +95,20 @@ class TrialComparison:
             voters = [state.trials[number] for number in ballot.trials]
             recomputed = next((trial.number for trial in voters if trial.recomputes is None), None)
             if self._has_nonce(kind) and recomputed is not None:
-                return Proposal(self._choose_other(state, voters), "reference", text), recomputed
+                return Proposal(self._choose_other(state, view, voters), "reference", text), recomputed
             for config in rank_references(view, [t.config for t in voters], is_first=not ballot.num_references):
                 if self._kinds(replace(voters[0], config=config))[0] == kind:
                     return Proposal(config, "reference", text), None
             self._without_rows.add(kind)
         return None
 
-    def propose_recomputation(self, state: RunState, trial: Trial | None) -> Proposal | None:
+    def propose_recomputation(self, state: RunState, view: SearchView, trial: Trial) -> Proposal | None:
         """Return a run that computes the timed window of this trial, the best one, again, in another layout.
 
         None if it cannot or need not be: it opened none, it would refuse nothing, or another trial has its nonce.
         """
         self._read(state)
-        if trial is None or len(state.losses_by_config()) < MIN_COMPARED or trial.outcome is None:
+        if len(state.losses_by_config()) < MIN_COMPARED or trial.outcome is None:
             return None
         *_, kind = self._kinds(trial)
         ballot = self._ballots.get(kind)
@@ -115,12 +116,12 @@ class TrialComparison:
         if not trial.outcome.nonce or math.isinf(self._bound(kind)) or ballot is None or is_done:
             return None
         text = f"computes the timed window of trial {trial.number} again, with its nonce"
-        return Proposal(self._choose_other(state, [trial]), "reference", text)
+        return Proposal(self._choose_other(state, view, [trial]), "reference", text)
 
-    def _choose_other(self, state: RunState, voters: Sequence[Trial]) -> Config:
+    def _choose_other(self, state: RunState, view: SearchView, voters: Sequence[Trial]) -> Config:
         """Return the ranked configuration that differs in the most knobs from these trials, the fastest of equal ones.
 
-        It has run here, so that it will again; that of the first of these if there is no other.
+        It has run here, so that it will again. If there is no other, an untried one; else that of the first of these.
         """
         losses, kind = state.losses_by_config(), self._kinds(voters[0])[0]
 
@@ -129,8 +130,10 @@ class TrialComparison:
 
         own = {trial.config for trial in voters}
         others = [config for config in losses if config not in own]
-        others = [config for config in others if self._kinds(replace(voters[0], config=config))[0] == kind]
-        return min(others, key=lambda config: (-count(config), min(losses[config])), default=voters[0].config)
+        others.sort(key=lambda config: (-count(config), min(losses[config])))
+        untried = rank_references(view, [trial.config for trial in voters], is_first=True)
+        is_alike = (c for c in chain(others, untried) if self._kinds(replace(voters[0], config=c))[0] == kind)
+        return next(is_alike, voters[0].config)
 
     def _read(self, state: RunState) -> None:
         """Take in the trials that have finished since the last call."""

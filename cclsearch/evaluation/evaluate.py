@@ -19,7 +19,7 @@ from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.log_masking import LogMasker, scrub_logs, scrub_result
 from cclsearch.run.spec import RunSpec
-from cclsearch.run.trial_folder import write_outcome_files
+from cclsearch.run.trial_folder import hash_evidence, write_outcome_files
 from cclsearch.scoring.evaluate import evaluate_evidence, evaluate_failure
 from cclsearch.scoring.evidence import Evidence, TraceEvidence
 from cclsearch.scoring.outcome import Outcome
@@ -42,6 +42,7 @@ class TrialEvaluator:
             if has_job:
                 scrub_result(folder / RESULT_FILE)
             outcome = self._evaluate(folder, trial, payload, failure, writer.state)
+            outcome = outcome.model_copy(update={"evidence_sha256": hash_evidence(folder) if has_job else ""})
             is_compared = self._comparison is not None and not outcome.is_pruned
             return self._comparison.judge(trial, outcome, writer.state) if is_compared and self._comparison else outcome
 

@@ -32,7 +32,7 @@ from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.spec import RunSpec
-from cclsearch.run.trial_folder import attempt_folder, prepare_folder, publish_attempt, read_published
+from cclsearch.run.trial_folder import attempt_folder, prepare_folder, publish_attempt, read_published, seal_files
 from cclsearch.scoring.outcome import CONSTRAINTS_RULE, EARLY_STOP_RULE, LOAD_RULE, Outcome
 from cclsearch.tasks.base import task_of
 
@@ -285,6 +285,8 @@ class JobRunner:
         attempt = max(trial.attempt, 1)
         event = TrialFinished(trial=trial.number, attempt=attempt, outcome=outcome, result_sha256=sha256)
         writer.record(event.at(self.now_s()))
+        if self.spec.provenance is Provenance.MEASURED:
+            seal_files(writer.trial_folder(trial.number))
 
     def _may_retry(self, trial: Trial) -> bool:
         return trial.num_counted_retries + 1 < self.spec.limits.max_attempts

@@ -228,7 +228,7 @@ def _start_recomputation(writer: RunWriter, session: Session) -> bool:
     best = writer.state.best
     if best is None or session.comparison is None or session.spec.objective.is_multi:
         return False
-    proposal = session.comparison.propose_recomputation(writer.state, best)
+    proposal = session.comparison.propose_recomputation(writer.state, view_search(writer, session, budget_left=0), best)
     return proposal is not None and _record_if_allowed(
         writer, session, proposal, Purpose.REFERENCE, recomputes=best.number
     )

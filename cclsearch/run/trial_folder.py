@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 from pathlib import Path
 
 from cclsearch.core.atomic_file import sync_folder, write_atomically
+from cclsearch.core.job_file import JobFileError, open_job_file
 from cclsearch.launch.base import Job, JobStatus
 from cclsearch.launch.collect import EXIT_FILE, FAILURES_FOLDER
 from cclsearch.launch.contract import CONFIG_FILE, EVIDENCE_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
@@ -61,6 +64,25 @@ def publish_attempt(trial_folder: Path, folder: Path, status: JobStatus) -> None
             if os.path.lexists(folder / name) and not os.path.lexists(trial_folder / name):
                 os.rename(folder / name, trial_folder / name)
     sync_folder(trial_folder)
+
+
+def hash_evidence(folder: Path) -> str:
+    """Return the SHA-256 of names and contents of the trial's request log and traces; empty if it has none."""
+    found = []
+    for path in (folder / EVIDENCE_FILE, *sorted((folder / TRACE_FOLDER).rglob("[!.]*"))):  # hidden: our own indexes
+        if path.is_file():
+            with contextlib.suppress(FileNotFoundError, JobFileError), open_job_file(path) as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+                found.append(f"{path.relative_to(folder)} {digest}\n")
+    return hashlib.sha256("".join(found).encode()).hexdigest() if found else ""
+
+
+def seal_files(folder: Path) -> None:
+    """Take the permission to write from every file of a judged trial; its folders can still be removed."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with contextlib.suppress(OSError):  # such as a file of another user, from a container
+                path.chmod(path.stat().st_mode & ~0o222)
 
 
 def read_published(folder: Path) -> JobStatus | None:

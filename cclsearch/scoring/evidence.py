@@ -151,10 +151,8 @@ class EvidenceOf(Generic[Input, Result]):
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Derived from result and card."""
     spread: float | None = None
-    recorded_sha256: str | None = None
-    """SHA-256 of `result.json` in the ledger."""
-    found_sha256: str | None = None
-    """SHA-256 of the file now."""
+    is_sealed: bool = False
+    """Whether it was judged before, and has the hashes that the ledger has."""
     attempt: AttemptWindow | None = None
     """Times of the attempt; None if unknown."""
     others: tuple[OtherTrial, ...] = ()

@@ -110,6 +110,8 @@ class Outcome(Model):
     """Times of the last attempt; None if nothing ran."""
     window: ClusterWindow | None = None
     """Window in which it ran; None if nothing was measured."""
+    evidence_sha256: str = ""
+    """Hash of the files besides `result.json` that it was judged by (`hash_evidence`); empty if there were none."""
     trace_digests: tuple[str, ...] = ()
     """Hash of the content of each rank's trace: no other trial may have the same."""
 

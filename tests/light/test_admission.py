@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,15 +11,16 @@ import pytest
 from cclsearch.card.arch import count_parameters, flops_per_token
 from cclsearch.card.model import Card, Hardware, ModelArch, Phase
 from cclsearch.core.values import Config, Provenance
-from cclsearch.launch.contract import RunStatus
-from cclsearch.scoring.admission import admit
+from cclsearch.launch.contract import RunStatus, TimedWindow
+from cclsearch.scoring.admission import admit, check_timed_window
 from cclsearch.scoring.evaluate import evaluate_evidence
 from cclsearch.scoring.evidence import Evidence, TracedCollective, TracedProducts, TracedRank, TraceEvidence
 from cclsearch.scoring.objective import load_objective
-from cclsearch.scoring.outcome import Outcome, Verdict
+from cclsearch.scoring.outcome import AttemptWindow, Outcome, Verdict
 from cclsearch.tasks.training.admission import ADMISSION_RULES
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult
 from cclsearch.tasks.training.task import TrainingTask
+from cclsearch.tasks.training.time_rules import check_step_times
 
 ARCH = ModelArch(
     num_layers=32,
@@ -197,10 +199,43 @@ def test_a_changed_payload_is_rejected():
     assert "dp 4 x micro-batch 1 x accumulation 1 is a global batch of 4, but 32 in the card" in detail
 
 
-def test_an_edited_result_is_detected_by_its_hash():
-    assert violated_rules(make_evidence(recorded_sha256="a", found_sha256="a")) == {}
-    assert "changed after" in violated_rules(make_evidence(recorded_sha256="a", found_sha256="b"))["unedited"]
-    assert "is missing" in violated_rules(make_evidence(recorded_sha256="a", found_sha256=None))["unedited"]
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "was known only when it opened"),
+        ({"digest": "other"}, "are others than those that it closed with"),
+        ({"seconds": None}, "was not closed"),
+        ({"seconds": -0.01}, "was closed before the search gave its nonce"),
+        (None, "opened 0 timed windows of 1"),
+    ],
+)
+def test_a_timed_window_is_opened_and_closed_with_what_was_computed_in_it(changes, words):
+    evidence = make_evidence()
+    (digest,) = evidence.result.list_digests(evidence.payload)
+    seconds = sum(evidence.result.step_times_s)
+    window = TimedWindow(nonce="a", seconds=seconds, digest=digest).model_copy(update=changes or {})
+    attempt = AttemptWindow(started_s=0, ended_s=1e4, elapsed_s=1e4, timed=() if changes is None else (window,))
+    payload = evidence.payload.model_copy(update={"opens_window": True})
+    verdict = check_timed_window(replace(evidence, attempt=attempt, payload=payload))
+    assert verdict.ok is (changes == {})
+    assert words in verdict.detail
+
+
+def test_a_window_that_no_search_saw_refuses_nothing():
+    evidence = make_evidence()
+    payload = evidence.payload.model_copy(update={"opens_window": True})
+    attempt = AttemptWindow(started_s=0, ended_s=1e4, elapsed_s=1e4, timed=(TimedWindow(),))
+    assert check_timed_window(replace(evidence, attempt=attempt, payload=payload)).ok is None
+
+
+def test_step_times_are_compared_with_the_window_that_the_search_saw_not_with_the_reported_one():
+    evidence = make_evidence()
+    total_s = sum(evidence.result.step_times_s)
+    result = evidence.result.model_copy(update={"timed_window_s": total_s})
+    for seconds, is_ok in ((total_s * 1.04, True), (total_s * 1.3 + 0.2, False)):
+        window = TimedWindow(nonce="a", seconds=seconds)
+        attempt = AttemptWindow(started_s=0, ended_s=1e4, elapsed_s=1e4, timed=(window,))
+        assert check_step_times(replace(evidence, attempt=attempt, result=result)).ok is is_ok
 
 
 HONEST: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

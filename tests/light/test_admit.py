@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from recorded_runs import search, write_recording
+from scripted_launcher import MeasuredLauncher, ran
+from scripted_search import open_search, run_session
 
 from cclsearch.analysis.re_evaluate import re_evaluate_run, write_revisions
 from cclsearch.cli import main
 from cclsearch.record.lock import FolderLock
 from cclsearch.run.folder import Run, load_run
+from cclsearch.scoring.evaluate import evaluate_evidence, replace_verdict
+from cclsearch.scoring.objective import load_objective
+from cclsearch.scoring.outcome import Verdict
 
 
 @pytest.fixture
@@ -33,33 +39,37 @@ def test_untouched_evidence_gives_the_same_result(run, cli):
     assert "trials admitted" in cli.out(["admit", "r"])
 
 
-def test_an_edited_result_is_refused_and_the_ledger_keeps_its_figure(run, cli):
+def test_an_edited_result_keeps_its_verdict_by_the_values_in_the_ledger(run, cli):
     number = best_of(run)
     before = run.state.trials[number].loss
     edit_result(run, number, step_times_s=[0.001])
     answer = cli.json(["admit", "r", "--json"], 1)
     entry = next(trial for trial in answer["trials"] if trial["trial"] == number)
-    assert (entry["admitted"], entry["admitted_in_ledger"]) == (False, True)
+    assert (entry["admitted"], entry["admitted_in_ledger"]) == (True, True)
     assert "changed after its hash was recorded in the ledger" in entry["reason"]
+    ledger = (run.folder / "ledger.jsonl").read_bytes()
+    shown = cli.out(["admit", "r", "--write"], 1)
+    assert "[evidence changed]" in shown
+    assert "keep their verdicts" in shown
+    assert (run.folder / "ledger.jsonl").read_bytes() == ledger
     assert load_run(run.folder).state.trials[number].loss == before
 
 
-def test_a_missing_or_damaged_result_is_refused(run):
+def test_a_missing_or_damaged_result_keeps_its_verdict_too(run):
     number = best_of(run)
     path = run.trial_folder(number) / "result.json"
     path.write_text("{", encoding="utf-8")
-    assert [entry.trial.number for entry in re_evaluate_run(run) if entry.is_lost] == [number]
+    assert [entry.trial.number for entry in re_evaluate_run(run) if entry.changed] == [number]
     path.unlink()
-    lost = [entry for entry in re_evaluate_run(run) if entry.is_lost]
-    assert "result.json is missing" in lost[0].reason
+    (entry,) = [entry for entry in re_evaluate_run(run) if entry.changed]
+    assert "result.json is missing" in entry.reason
+    assert entry.now.is_ranked
 
 
-def test_a_shortened_sequence_is_refused_by_its_own_rule(run, cli):
+def test_the_verdict_of_a_trial_shows_that_its_evidence_changed(run, cli):
     number = best_of(run)
     edit_result(run, number, seq_len=1024)
-    shown = cli.out(["admit", "r", "--trial", str(number)], 1)
-    assert "sequence length is 1024, but 2048 in the card" in shown
-    assert "NO  unedited" in shown
+    assert "NO  unedited" in cli.out(["admit", "r", "--trial", str(number)], 1)
 
 
 def test_changed_frozen_inputs_are_detected(run, cli):
@@ -68,43 +78,55 @@ def test_changed_frozen_inputs_are_detected(run, cli):
     assert "search.yaml was changed after the search started" in cli.out(["admit", "r"], 1)
 
 
-def test_admission_files_are_rewritten_only_on_request(run):
+def refuse(monkeypatch, *numbers: int) -> None:
+    """Let a version of the rules refuse these trials."""
+
+    def judge(evidence, *args, **kwargs):
+        outcome = evaluate_evidence(evidence, *args, **kwargs)
+        if evidence.payload.trial not in numbers:
+            return outcome
+        verdict = Verdict(rule="new", ok=False, detail="a new rule refuses it")
+        return replace_verdict(outcome, verdict, load_objective("step_time"), None)
+
+    monkeypatch.setattr("cclsearch.analysis.re_evaluate.evaluate_evidence", judge)
+
+
+def test_admission_files_are_rewritten_only_on_request(run, monkeypatch):
     number = best_of(run)
     path = run.trial_folder(number) / "admission.json"
-    edit_result(run, number, world_size=4)
+    refuse(monkeypatch, number)
     re_evaluated = re_evaluate_run(run)
     assert json.loads(path.read_text())["admitted"] is True
     write_revisions(run, re_evaluated)
     assert json.loads(path.read_text())["admitted"] is False
 
 
-def test_a_changed_verdict_is_written_to_the_ledger_and_back(run, cli):
+def test_a_changed_verdict_is_written_to_the_ledger_and_back(run, cli, monkeypatch):
     number = best_of(run)
     loss, num_ranked = run.state.trials[number].loss, len(run.state.losses_by_trial())
-    path = run.trial_folder(number) / "result.json"
-    before, ledger = path.read_bytes(), (run.folder / "ledger.jsonl").read_bytes()
-    edit_result(run, number, step_times_s=[0.001])
-    assert "The ledger has their new results" in cli.out(["admit", "r", "--write"], 1)
-    state = load_run(run.folder).state
-    assert (run.folder / "ledger.jsonl").read_bytes().startswith(ledger)
-    assert state.trials[number].loss is None
-    assert len(state.losses_by_trial()) == num_ranked - 1
-    assert state.best.number != number
-    assert "changed after its hash was recorded" in state.trials[number].revisions[0].text
-    assert f"revised: trial {number} is not ranked now" in cli.out(["show", "r", str(number)])
-    assert main(["report", "r", "--no-png", "--out", "page.html"]) == 0
-    assert f"revised: trial {number} is not ranked now" in Path("page.html").read_text(encoding="utf-8")
-    assert main(["admit", "r"]) == 0, "the ledger agrees with the evidence"
-    path.write_bytes(before)
+    ledger = (run.folder / "ledger.jsonl").read_bytes()
+    with monkeypatch.context() as changed:
+        refuse(changed, number)
+        assert "The ledger has their new results" in cli.out(["admit", "r", "--write"], 1)
+        state = load_run(run.folder).state
+        assert (run.folder / "ledger.jsonl").read_bytes().startswith(ledger)
+        assert state.trials[number].loss is None
+        assert len(state.losses_by_trial()) == num_ranked - 1
+        assert state.best.number != number
+        assert "a new rule refuses it" in state.trials[number].revisions[0].text
+        assert f"revised: trial {number} is not ranked now" in cli.out(["show", "r", str(number)])
+        assert main(["report", "r", "--no-png", "--out", "page.html"]) == 0
+        assert f"revised: trial {number} is not ranked now" in Path("page.html").read_text(encoding="utf-8")
+        assert main(["admit", "r"]) == 0, "the ledger agrees with the evidence"
     assert main(["admit", "r", "--write"]) == 0
     again = load_run(run.folder).state
     assert (again.trials[number].loss, best_of(load_run(run.folder))) == (loss, number)
     assert len(again.trials[number].revisions) == 2
 
 
-def test_a_revised_baseline_is_replaced_by_the_next_ranked_trial(run):
+def test_a_revised_baseline_is_replaced_by_the_next_ranked_trial(run, monkeypatch):
     baseline = run.state.baseline
-    edit_result(run, baseline.number, world_size=4)
+    refuse(monkeypatch, baseline.number)
     write_revisions(run, re_evaluate_run(run))
     after = load_run(run.folder).state
     ranked = [number for number in run.state.trials.finish_order if run.state.trials[number].loss is not None]
@@ -112,8 +134,8 @@ def test_a_revised_baseline_is_replaced_by_the_next_ranked_trial(run):
     assert after.num_spent == run.state.num_spent
 
 
-def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_changed(run, cli):
-    edit_result(run, best_of(run), world_size=4)
+def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_changed(run, cli, monkeypatch):
+    refuse(monkeypatch, best_of(run))
     ledger = (run.folder / "ledger.jsonl").read_bytes()
     with FolderLock(run.folder):
         assert "is in use by process" in cli.err(["admit", "r", "--write"])
@@ -121,3 +143,41 @@ def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_cha
     spec.write_text(spec.read_text() + "# a note\n", encoding="utf-8")
     assert "was changed after the search started" in cli.err(["admit", "r", "--write"])
     assert (run.folder / "ledger.jsonl").read_bytes() == ledger
+
+
+@pytest.fixture
+def measured(project: Path) -> Path:
+    """Return the folder of a search whose jobs left a request log and a trace."""
+
+    def decide(job):
+        (job.trial_dir / "trace").mkdir(exist_ok=True)
+        (job.trial_dir / "trace" / "rank0.json").write_text(f"[{job.trial}]")
+        return ran(job, 1 + job.trial / 10, simulated=False)
+
+    folder, session = open_search(project, MeasuredLauncher(decide), budget=3)
+    run_session(folder, session)
+    return folder
+
+
+def test_the_files_of_a_judged_trial_are_read_only_and_its_folder_can_be_removed(measured):
+    folder = measured / "trials" / "0002"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert [path for path in files if path.stat().st_mode & 0o222] == []
+    shutil.rmtree(folder)
+    assert not folder.exists()
+
+
+def test_a_job_that_rewrites_the_evidence_of_others_changes_no_verdict_but_its_own(measured, cli):
+    before = (measured / "ledger.jsonl").read_bytes()
+    for number in (1, 2):
+        path = measured / "trials" / f"{number:04d}" / "trace" / "rank0.json"
+        path.chmod(0o644)
+        path.write_text("[9]")
+    run = load_run(measured)
+    entries = re_evaluate_run(run)
+    assert [entry.trial.number for entry in entries if entry.changed] == [1, 2]
+    assert all("traces or its request log were changed" in entry.changed for entry in entries[:2])
+    assert [entry.now.is_ranked for entry in entries] == [entry.then.is_ranked for entry in entries]
+    assert main(["admit", str(measured), "--write"]) == 1
+    assert (measured / "ledger.jsonl").read_bytes() == before

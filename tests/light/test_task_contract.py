@@ -123,6 +123,7 @@ def test_the_config_of_training_has_the_keys_that_run_scripts_of_earlier_version
         **before,
         "accelerator": "a100-40",
         "nonce": "",
+        "opens_window": False,
         "places": [],
         "rank_speeds": [],
         "stage_layers": [],
@@ -190,7 +191,17 @@ def test_a_rule_of_the_task_decides_whether_the_work_was_done(card, tmp_path):
     assert outcome.failure.kind is FailureKind.WORK_MISMATCH
     assert outcome.failure.message == "20 requests were answered, of 100"
     assert [verdict.rule for verdict in outcome.admission.verdicts] == [
-        *("provenance", "world_size", "ranks_traced", "trace_origin", "timed_window", "devices", "load", "unedited", "requests")
+        *(
+            "provenance",
+            "world_size",
+            "ranks_traced",
+            "trace_origin",
+            "timed_window",
+            "devices",
+            "load",
+            "unedited",
+            "requests",
+        )
     ]
 
 

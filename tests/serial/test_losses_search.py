@@ -19,7 +19,7 @@ CHEAT = """        data = self.trial.data
 
 
 def test_half_the_work_in_the_timed_window_is_refused_once_a_reference_decides(project, cli):
-    """The first trial cheats and is ranked; the second disagrees, two reference trials decide, the cheat is refused."""
+    """The first trial cheats and is the best; two runs with its nonce in other layouts decide, the cheat is refused."""
     copy_framework(project / "launchers", "light", ("cpu.py", HONEST, CHEAT + HONEST))
     small = ["workload.data.seq_len=32", "workload.data.batch_size=8", "workload.model.model_arch.num_layers=2"]
     knobs = ["tp=1", "dp=1", "pp=1", "micro_batch_size=4,2,1", "activation_checkpointing=none,full", "zero_stage=0"]
@@ -38,7 +38,8 @@ def test_half_the_work_in_the_timed_window_is_refused_once_a_reference_decides(p
         assert verdict.ok is (trial in honest), verdict.detail
     assert all(len(trial.outcome.fingerprint) == 10 for trial in honest if trial.outcome), "all ten steps"
     revised = [event.trial for event in read_events(ledger) if isinstance(event, TrialRevised)]
-    assert revised.count(1) == 2, "held back until the reference trials, then refused"
-    assert "trial 1 is not ranked now: its losses differ from those of 3 trials (2, 3, 4)" in shown
+    assert revised.count(1) == 2, "held back until the second of the two runs, then refused"
+    assert "trial 1 is not ranked now: its losses differ from those of 2 trials (3, 4)" in shown
+    assert [trial.recomputes for trial in state.trials.values()] == [None, None, 1, 1]
     assert "not admitted: 1 x same_losses (trial 1: its losses differ" in shown
     assert state.best in honest
