@@ -94,7 +94,7 @@ class TrialComparison:
             text = f"decides whose {self._agreement.values} are right: {_name_groups(ballot)}"
             voters = [state.trials[number] for number in ballot.trials]
             recomputed = next((trial.number for trial in voters if trial.recomputes is None), None)
-            if self._has_nonce(kind) and recomputed is not None:
+            if " " in kind and recomputed is not None:
                 return Proposal(self._choose_other(state, view, voters), "reference", text), recomputed
             for config in rank_references(view, [t.config for t in voters], is_first=not ballot.num_references):
                 if self._kinds(replace(voters[0], config=config))[0] == kind:
@@ -112,8 +112,9 @@ class TrialComparison:
             return None
         *_, kind = self._kinds(trial)
         ballot = self._ballots.get(kind)
-        is_done = self._num_references.get(kind, 0) >= MAX_RECOMPUTATIONS or (ballot and len(ballot.trials) > 1)
-        if not trial.outcome.nonce or math.isinf(self._bound(kind)) or ballot is None or is_done:
+        is_done = ballot is None or len(ballot.trials) > 1 or self._num_references.get(kind, 0) >= MAX_RECOMPUTATIONS
+        is_spent = sum(self._num_references.values()) >= max(self._spec.limits.budget, MAX_REFERENCE_ATTEMPTS)
+        if not trial.outcome.nonce or math.isinf(self._bound(kind)) or is_done or is_spent:
             return None
         text = f"computes the timed window of trial {trial.number} again, with its nonce"
         return Proposal(self._choose_other(state, view, [trial]), "reference", text)
@@ -152,12 +153,9 @@ class TrialComparison:
         self._num_read = len(finished)
 
     def _kinds(self, trial: Trial) -> tuple[str, ...]:
-        """Return the kind of the trial, and that of the trials with the nonce of its timed window, if it has one."""
+        """Return the kind of the trial and, after a blank, with the nonce of its timed window, if it has one."""
         kind, nonce = self._agreement.kind(make_input(self._spec, trial)), trial.outcome.nonce if trial.outcome else ""
         return (kind, f"{kind} {nonce}") if nonce else (kind,)
-
-    def _has_nonce(self, kind: str) -> bool:
-        return " " in kind
 
     def _bound(self, kind: str) -> float:
         bound = self._agreement.bound(self._framework, kind.partition(" ")[0])
@@ -187,7 +185,7 @@ class TrialComparison:
     def _may_decide(self, kind: str, ballot: Ballot) -> bool:
         """Return whether a further reference trial is needed and allowed."""
         tried = self._num_references.get(kind, 0)
-        most = MAX_RECOMPUTATIONS if self._has_nonce(kind) else MAX_REFERENCE_ATTEMPTS
+        most = MAX_RECOMPUTATIONS if " " in kind else MAX_REFERENCE_ATTEMPTS
         return ballot.needs_reference() and tried < most and kind not in self._without_rows
 
     def _verdict(self, trial: Trial, outcome: Outcome, is_counted: bool = False) -> Verdict:

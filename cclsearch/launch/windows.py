@@ -34,7 +34,6 @@ class WindowKeeper:
         self._whole: set[Path] = set()
         """Folders that were watched since their jobs were submitted."""
         self._lock = threading.Lock()
-        self._wake = threading.Event()
         self._is_running = False
 
     def watch(self, folder: Path, known: Sequence[TimedWindow] = (), *, first: str = "", is_new: bool = False) -> None:
@@ -45,7 +44,6 @@ class WindowKeeper:
             self._windows[folder], self._first[folder] = list(known), first
             if is_new:
                 self._whole.add(folder)
-            self._wake.set()
             if not self._is_running:
                 self._is_running = True
                 threading.Thread(target=self._work, name="timed windows", daemon=True).start()
@@ -73,14 +71,12 @@ class WindowKeeper:
             self._windows.clear()
 
     def _work(self) -> None:
-        while True:
-            self._wake.wait()
+        while self._is_running:
             time.sleep(POLL_S)
             with self._lock:
                 for folder, windows in self._windows.items():
                     self._look(folder, windows)
-                if not self._windows:
-                    self._wake.clear()
+                self._is_running = bool(self._windows)
 
     def _look(self, folder: Path, windows: list[TimedWindow], *, is_answering: bool = True) -> None:
         """Close and open windows as the files say; the next one opens only after the last is closed."""

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from types import ModuleType
 
+import pytest
 from paths import ROOT
 
 from cclsearch.run.folder import load_run
@@ -19,27 +20,27 @@ EXPECTED = {
 """Tricks of one trial -> rules that refuse it."""
 
 
-def load_benchmark() -> ModuleType:
-    """Return benchmarks/cheats.py as a module."""
-    spec = importlib.util.spec_from_file_location("cheats_benchmark", ROOT / "benchmarks" / "cheats.py")
+@pytest.fixture
+def cheats(monkeypatch) -> ModuleType:
+    """Return tests/cheats/play.py as a module."""
+    spec = importlib.util.spec_from_file_location("cheats_play", ROOT / "tests" / "cheats" / "play.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    monkeypatch.setenv("CCL_SEARCH_PATH", str(ROOT / "tests" / "cheats"))
     spec.loader.exec_module(module)
     return module
 
 
-def test_every_trick_says_what_it_does():
-    tricks = load_benchmark().read_tricks()
-    assert len(tricks) >= 75
+def test_every_trick_says_what_it_does(cheats):
+    tricks = cheats.read_tricks()
+    assert len(tricks) >= 105
     assert {trick for name in EXPECTED for trick in name.split("+")} <= set(tricks)
     assert [name for name, words in tricks.items() if not words.endswith(".")] == []
 
 
-def test_tricks_are_refused_by_their_rules_and_honest_trials_are_admitted(tmp_path, monkeypatch):
-    benchmark = load_benchmark()
-    monkeypatch.setenv("CCL_SEARCH_PATH", str(benchmark.CHEATS))
-    folder = benchmark.run_cheats(benchmark.list_entries(list(EXPECTED), benchmark.HONEST[:2]), tmp_path)
-    rows = benchmark.read_rows(folder)
+def test_tricks_are_refused_by_their_rules_and_honest_trials_are_admitted(cheats, tmp_path):
+    folder = cheats.run_cheats(cheats.list_entries(list(EXPECTED), cheats.HONEST[:2]), tmp_path)
+    rows = cheats.read_rows(folder)
     refused_by = {row.trick: row.refused_by for row in rows if row.trick != "honest"}
     assert {trick: refused_by[trick] for trick, rules in EXPECTED.items() if not rules <= set(refused_by[trick])} == {}
     honest = [row for row in rows if row.trick == "honest"]
@@ -47,5 +48,5 @@ def test_tricks_are_refused_by_their_rules_and_honest_trials_are_admitted(tmp_pa
     assert [row for row in honest if set(row.refused_by) - load] == []
     best = load_run(folder).state.best
     assert best is None or best.number in {row.number for row in honest}
-    edited = benchmark.edit_result(folder, honest[0].number)
+    edited = cheats.edit_result(folder, honest[0].number)
     assert "unedited" in edited.refused_by
