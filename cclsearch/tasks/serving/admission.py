@@ -195,6 +195,8 @@ ADMISSION_RULES: tuple[Callable[[Any], Verdict], ...] = (
 """The rules of the gate, in display order."""
 MAX_COMPARED = 64
 """Number of requests whose answers are compared, spread evenly over the first load."""
+MIN_SHARED = 10
+"""Answers from which one that differs is a share."""
 MAX_FIRST_TOKENS = 0.5
 """Share of the first tokens that may differ where the framework declares no bound for whole answers."""
 _DIGEST = 2**31
@@ -212,10 +214,10 @@ class SameAnswers:
     tolerated = frozenset({"load", "window", "constraints"})
 
     def read(self, payload: ServingInput, result: ServingResult) -> tuple[float, ...]:
-        found = {r.number: r for r in result.requests if r.load == 0 and not r.is_warm_up and not r.error}
+        found = {(r.is_warm_up, r.number): r for r in result.requests if r.load == 0 and not r.error}
         values = []
-        for number in choose_requests(len(payload.requests)):
-            record = found.get(number)
+        for place in _list_compared(payload):
+            record = found.get(place)
             if record is None or record.first_token_id is None or record.token_ids_sha256 is None:
                 return ()
             values.append(record.first_token_id + int(record.token_ids_sha256, 16) % _DIGEST / _DIGEST)
@@ -225,7 +227,7 @@ class SameAnswers:
         return payload.precision
 
     def count_known(self, payload: ServingInput) -> int:
-        return 0
+        return sum(is_warm_up for is_warm_up, _ in _list_compared(payload))
 
     def bound(self, framework: Framework, kind: str) -> float | None:
         declared = framework.same_answers.bound(kind)
@@ -243,9 +245,15 @@ class SameAnswers:
         return framework.same_answers.none or f"{framework.name} declares no bound"
 
     def describe_value(self, payload: ServingInput, index: int, value: float) -> str:
-        number = choose_requests(len(payload.requests))[index]
+        is_warm_up, number = _list_compared(payload)[index]
         first, digest = int(value), int(value % 1 * _DIGEST)
-        return f"{first}:{digest:08x} is the first token and digest of answer {number}"
+        return f"{first}:{digest:08x} is the first token and digest of {'warm-up ' * is_warm_up}answer {number}"
+
+
+def _list_compared(payload: ServingInput) -> list[tuple[bool, int]]:
+    """Return the compared requests, whether they warm up and their numbers: with a nonce, only those are known."""
+    warm_up = choose_requests(payload.warmup_requests) if payload.opens_window else []
+    return [(True, n) for n in warm_up] + [(False, n) for n in choose_requests(len(payload.requests))]
 
 
 def choose_requests(count: int) -> list[int]:
@@ -254,9 +262,11 @@ def choose_requests(count: int) -> list[int]:
 
 
 def count_others(mine: Sequence[float], others: Sequence[float]) -> Deviation:
-    """The share of the answers that are not the same."""
+    """The share of the answers that are not the same; one of fewer than `MIN_SHARED` may be a near tie."""
     differing = [n for n, (a, b) in enumerate(zip(mine, others, strict=True)) if a != b]
-    return Deviation(len(differing) / len(mine), differing[0]) if differing else Deviation()
+    if len(differing) <= (len(mine) < MIN_SHARED):
+        return Deviation()
+    return Deviation(len(differing) / len(mine), differing[0])
 
 
 def count_other_firsts(mine: Sequence[float], others: Sequence[float]) -> Deviation:
