@@ -105,7 +105,7 @@ class Outcome(Model):
     diagnosis: tuple[str, ...] = ()
     """Limits of the trial (`Task.diagnose`), in sentences."""
     seconds_by_cause: dict[str, float] = {}
-    """Seconds of the task's `diagnosed_unit` by cause; of a traced step, they add up to `trace_step_time`."""
+    """Seconds of the task's `diagnosed_unit` by cause; of a traced step, they add up to its mean."""
     attempt: AttemptWindow | None = None
     """Times of the last attempt; None if nothing ran."""
     window: ClusterWindow | None = None

@@ -9,7 +9,18 @@ from cclsearch.core.metrics import METRICS
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 from cclsearch.trace.collectives import covered_by_label, explain_no_communication, group_label
-from cclsearch.trace.diagnosis.causes import Cause, combine_causes, have_periods, median_causes
+from cclsearch.trace.diagnosis.causes import (
+    SLOW,
+    Cause,
+    all_windows,
+    are_uneven,
+    causes_in,
+    combine_causes,
+    have_periods,
+    measure_lengths,
+    median_windows,
+    slow_windows,
+)
 from cclsearch.trace.events import CollectiveKind, EventTable, Reason
 from cclsearch.trace.metric import MetricResult, NotAvailable, Status
 from cclsearch.trace.metrics.kernels import mean_family_seconds
@@ -42,11 +53,28 @@ class NamedSeconds(Model):
     """Calls per step; 0 if not counted."""
 
 
+class SlowSteps(Model):
+    """The steps that take more than 1.5 times the median."""
+
+    num_steps: int
+    time_share: float
+    """Their share of the time of all inner steps."""
+    seconds_by_cause: dict[Cause, float]
+    """Mean of a slow step."""
+
+
 class Diagnosis(Model):
     """A step's time by cause. The values of `seconds_by_cause` add up to `window_s`."""
 
     window_s: float
-    """`trace_step_time` if `is_step`, else the span of all device work in the file."""
+    """The mean step, the median step if the two differ by more than 10 %, or the span of all device work in the file.
+    """
+    num_steps: int = 0
+    """Number of inner steps; 0 without steps."""
+    mean_step_s: float | None = None
+    median_step_s: float | None = None
+    slow_steps: SlowSteps | None = None
+    """Set if mean and median differ by more than 10 % and steps are slow."""
     is_step: bool
     bottleneck: Cause
     """The cause with the most seconds."""
@@ -61,10 +89,16 @@ class Diagnosis(Model):
     """The rank that the others wait for; else, of ranks with steps, the one with the longest. None for one rank, and if
     neither steps nor matched collectives relate the ranks."""
     top_kernels: tuple[NamedSeconds, ...] = ()
+    """Mean over all inner steps, as the collectives."""
     top_collectives: tuple[NamedSeconds, ...] = ()
     sentences: tuple[str, ...] = ()
     reason: Reason | None = None
     """Reason for a partial diagnosis; None if it is complete."""
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether mean and median step differ by more than 10 %."""
+        return self.mean_step_s is not None and are_uneven(self.mean_step_s, self.median_step_s or 0.0)
 
 
 MAX_NAME_CHARS = 70
@@ -76,10 +110,13 @@ def diagnose_trace(trace: TraceView) -> Diagnosis:
 
     Raises NotAvailable if no rank has device events.
     """
-    by_rank = median_causes(trace)
-    if not by_rank:
+    if not any(len(view.windows.spans_W2) for view in trace.ranks.values()):
         raise NotAvailable(Reason.NO_GPU_EVENTS, "no device events")
+    steps = measure_lengths(trace)
+    is_uneven = are_uneven(steps.mean_s, steps.median_s)
+    by_rank = causes_in(trace, median_windows if is_uneven else all_windows)
     causes = combine_causes(trace, by_rank)
+    slow = combine_causes(trace, causes_in(trace, slow_windows)) if is_uneven else {}
     bottleneck = max(causes, key=lambda cause: causes[cause])
     is_step = all(trace.ranks[rank].windows.are_steps for rank in by_rank)
     lengths = {rank: sum(seconds.values()) for rank, seconds in by_rank.items()}
@@ -88,6 +125,12 @@ def diagnose_trace(trace: TraceView) -> Diagnosis:
     )
     draft = Diagnosis(
         window_s=sum(causes.values()),
+        num_steps=steps.num_steps if is_step else 0,
+        mean_step_s=steps.mean_s if is_step else None,
+        median_step_s=steps.median_s if is_step else None,
+        slow_steps=SlowSteps(num_steps=steps.num_slow, time_share=steps.slow_share, seconds_by_cause=slow)
+        if slow
+        else None,
         is_step=is_step,
         bottleneck=bottleneck,
         evidence_metric=_CAUSES[bottleneck][1],
@@ -152,20 +195,40 @@ def _name_cause(cause: Cause, trace: TraceView) -> str:
     return "idle time" if cause is Cause.HOST_IDLE and _is_on_cpus(trace) else _CAUSES[cause][0]
 
 
+def _list_causes(causes: dict[Cause, float], trace: TraceView) -> str:
+    """Return the whole time, and the causes by their share of it."""
+    total = sum(causes.values())
+    shown = [(cause, s) for cause, s in sorted(causes.items(), key=lambda item: -item[1]) if s > 0.005 * total]
+    parts = [f"{_name_cause(cause, trace)} {_duration(s)} ({s / total:.0%})" for cause, s in shown]
+    return f"{_duration(total)}: {', '.join(parts) or 'nothing was recorded'}"
+
+
+def _describe_slow_steps(diagnosis: Diagnosis, trace: TraceView) -> str:
+    mean, slow = _duration(diagnosis.mean_step_s or 0.0), diagnosis.slow_steps
+    uneven = f"The steps are uneven: their mean is {mean}"
+    if slow is None:
+        return f"{uneven}, and none takes more than {SLOW} times the median."
+    many = f"{slow.num_steps} of {diagnosis.num_steps} take more than {SLOW} times the median"
+    causes = _list_causes(slow.seconds_by_cause, trace)
+    return f"{uneven}. {many}, and {slow.time_share:.0%} of the time; such a slow step takes {causes}."
+
+
 def _write_sentences(diagnosis: Diagnosis, trace: TraceView) -> list[str]:
-    shares = sorted(diagnosis.seconds_by_cause.items(), key=lambda item: -item[1])
     subject = "A traced step" if diagnosis.is_step else f"The recorded window ({trace.unmarked})"
+    if diagnosis.is_uneven:
+        subject = "The median traced step"
     if diagnosis.shown_rank is not None:
         subject += f" of rank {diagnosis.shown_rank}, the longest of {len(diagnosis.seconds_by_rank)} ranks,"
-    shown = [(cause, s) for cause, s in shares if s > 0.005 * diagnosis.window_s]
-    parts = [f"{_name_cause(cause, trace)} {_duration(s)} ({s / diagnosis.window_s:.0%})" for cause, s in shown]
-    sentences = [f"{subject} takes {_duration(diagnosis.window_s)}: {', '.join(parts) or 'nothing was recorded'}."]
+    sentences = [f"{subject} takes {_list_causes(diagnosis.seconds_by_cause, trace)}."]
+    if diagnosis.is_uneven:
+        sentences.append(_describe_slow_steps(diagnosis, trace))
+    mean = " (mean of all steps)" if diagnosis.is_uneven else ""
     if diagnosis.top_kernels:
         top = "; ".join(f"{one_line(k.name, MAX_NAME_CHARS)} {_duration(k.seconds)}" for k in diagnosis.top_kernels)
-        sentences.append(f"{'Operators' if _is_on_cpus(trace) else 'Kernels'} with the most compute time: {top}.")
+        sentences.append(f"{'Operators' if _is_on_cpus(trace) else 'Kernels'} with the most compute time{mean}: {top}.")
     if diagnosis.top_collectives:
         top = "; ".join(f"{c.name} {_duration(c.seconds)}, {_calls(c.count)}" for c in diagnosis.top_collectives)
-        sentences.append(f"Collectives with the most time: {top}.")
+        sentences.append(f"Collectives with the most time{mean}: {top}.")
     sentences += _describe_straggler(diagnosis, trace)
     communicates = any(len(view.comm_rows) for view in trace.ranks.values())
     if communicates and (absent := explain_no_communication(trace)):

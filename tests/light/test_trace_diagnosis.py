@@ -12,11 +12,12 @@ from trace_tables import Timeline, make_set
 from cclsearch.charts.chart import render_svg
 from cclsearch.charts.parts import draw_timeline
 from cclsearch.core.values import Config
+from cclsearch.plugins import METRICS
+from cclsearch.trace.answers.text_report import format_diagnosis
 from cclsearch.trace.answers.timeline import draw_breakdown, find_lanes
 from cclsearch.trace.diagnosis.causes import Cause, median_causes
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
-from cclsearch.trace.metrics.steps import measure_step_time
 from cclsearch.trace.score import Diagnosis, diagnose_trace, score_view
 from cclsearch.trace.view import TraceView
 
@@ -48,15 +49,63 @@ def random_tables(seed: int, num_ranks: int = 3, num_steps: int = 5) -> list[Eve
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("pp", [1, 3])
-def test_seconds_by_cause_add_up_to_the_step_time_metric(seed, pp):
+def test_seconds_by_cause_add_up_to_the_mean_or_else_the_median_step(seed, pp):
     trace = TraceView(make_set(random_tables(seed)), config=Config(pp=pp))
     diagnosis = diagnose_trace(trace)
-    step = measure_step_time(trace)
-    assert sum(diagnosis.seconds_by_cause.values()) == pytest.approx(step.value, rel=1e-9)
-    assert diagnosis.window_s == pytest.approx(step.value, rel=1e-9)
+    middle = np.median if diagnosis.is_uneven else np.mean
+    step = {rank: float(middle(view.parts.window_ns_W)) / 1e9 for rank, view in trace.ranks.items()}
+    assert sum(diagnosis.seconds_by_cause.values()) == pytest.approx(max(step.values()), rel=1e-9)
+    assert diagnosis.window_s == pytest.approx(max(step.values()), rel=1e-9)
     assert min(diagnosis.seconds_by_cause.values()) >= 0
     for rank, seconds in diagnosis.seconds_by_rank.items():
-        assert sum(seconds.values()) == pytest.approx(step.per_rank[rank], rel=1e-9)
+        assert sum(seconds.values()) == pytest.approx(step[rank], rel=1e-9)
+
+
+def stalled(lengths_us: list[float]) -> TraceView:
+    """Steps of these lengths, each with 860 us of compute, of which the host launches the last 60 at the end."""
+    timeline, at = Timeline(), 0.0
+    for length in [1000.0, *lengths_us, 1000.0, 1000.0]:
+        number = timeline.step(at, at + length)
+        timeline.kernel(at, 800, launched_us=at, step_id=number)
+        timeline.kernel(at + length - 60, 60, launched_us=at + length - 70, step_id=number)
+        at += length
+    return TraceView(make_set([timeline.table()]))
+
+
+def test_steps_of_one_length_are_described_by_their_sum():
+    view = stalled([1000, 1000, 1040, 1000, 1080])
+    diagnosis = diagnose_trace(view)
+    assert (diagnosis.is_uneven, diagnosis.slow_steps) == (False, None)
+    assert diagnosis.window_s == pytest.approx(1020e-6)  # the inner steps: these five and one more
+    idle = METRICS.get("idle_frac")(view).value
+    assert diagnosis.seconds_by_cause[Cause.HOST_IDLE] / diagnosis.window_s == pytest.approx(idle) == 160 / 1020
+
+
+def test_stalls_at_some_steps_are_described_beside_the_median_step():
+    diagnosis = diagnose_trace(stalled([1000, 6000, 1000, 6000, 1000, 6000, 1000, 1000]))
+    assert diagnosis.window_s == pytest.approx(1e-3) == diagnosis.median_step_s
+    assert diagnosis.mean_step_s == pytest.approx(24e-3 / 9)
+    slow = diagnosis.slow_steps
+    assert (slow.num_steps, slow.time_share) == (3, pytest.approx(18 / 24))
+    assert slow.seconds_by_cause[Cause.HOST_IDLE] == pytest.approx(5140e-6)
+    assert diagnosis.sentences[0].startswith("The median traced step takes 1 ms: compute 860 us (86%), device idle")
+    assert diagnosis.sentences[1] == (
+        "The steps are uneven: their mean is 2.67 ms. 3 of 9 take more than 1.5 times the median, and 75% of the time;"
+        " such a slow step takes 6 ms: device idle time (waiting for the host) 5.14 ms (86%), compute 860 us (14%)."
+    )
+    table = format_diagnosis(diagnosis).splitlines()
+    assert [line.split() for line in table if line.startswith(("host_idle", "total"))] == [
+        ["host_idle", "140", "us", "14.0", "%", "5.14", "ms", "85.7", "%"],
+        ["total", "1", "ms", "6", "ms"],
+    ]
+
+
+def test_a_median_of_slow_steps_is_said_to_be_above_the_mean():
+    diagnosis = diagnose_trace(stalled([6000, 1000, 6000, 1000, 6000, 6000, 1000, 6000]))
+    assert diagnosis.window_s == pytest.approx(6e-3)
+    assert diagnosis.sentences[1] == (
+        "The steps are uneven: their mean is 3.78 ms, and none takes more than 1.5 times the median."
+    )
 
 
 def simple_tables(*, compute: tuple[float, ...], transfer: float, copy: float, idle: float) -> list[EventTable]:
@@ -233,7 +282,7 @@ def test_charts_show_every_rank_with_bars_as_long_as_its_step():
 def test_median_causes_add_up_to_the_median_of_an_even_number_of_steps():
     trace = TraceView(make_set(random_tables(7, num_ranks=1, num_steps=4)))
     seconds = median_causes(trace)[0]
-    assert sum(seconds.values()) == pytest.approx(measure_step_time(trace).value, rel=1e-9)
+    assert sum(seconds.values()) == pytest.approx(METRICS.get("trace_step_time")(trace).value, rel=1e-9)
 
 
 def test_the_diagnosis_says_why_waiting_cannot_be_separated():

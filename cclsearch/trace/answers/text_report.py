@@ -43,13 +43,22 @@ def _format_notes(result: MetricResult) -> str:
 def format_diagnosis(diagnosis: Diagnosis) -> str:
     """Return the sentences, then a table of seconds by cause."""
     causes = sorted(diagnosis.seconds_by_cause.items(), key=lambda item: -item[1])
+    columns = [diagnosis.seconds_by_cause]
+    heads = ["cause", "time", "share"]
+    if diagnosis.slow_steps:
+        columns.append(diagnosis.slow_steps.seconds_by_cause)
+        heads = ["cause", "median step", "share", "slow step", "share"]
     rows = [
-        (str(cause), format_value(seconds, "s"), f"{100 * seconds / diagnosis.window_s:.1f} %")
-        for cause, seconds in causes
-        if seconds
+        (str(cause), *(text for column in columns for text in _format_part(column[cause], sum(column.values()))))
+        for cause, _ in causes
+        if any(column[cause] for column in columns)
     ]
-    rows.append(("total", format_value(diagnosis.window_s, "s"), ""))
-    return "\n".join([*diagnosis.sentences, "", format_table(("cause", "time", "share"), rows)])
+    rows.append(("total", *(text for column in columns for text in (format_value(sum(column.values()), "s"), ""))))
+    return "\n".join([*diagnosis.sentences, "", format_table(heads, rows)])
+
+
+def _format_part(seconds: float, total: float) -> tuple[str, str]:
+    return format_value(seconds, "s"), f"{100 * seconds / total:.1f} %"
 
 
 def format_ranks(trace: TraceView, *, by_step: bool = False) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -198,15 +198,60 @@ def median_window(view: RankView) -> tuple[int, int]:
     return start, end
 
 
-def median_causes(trace: TraceView) -> dict[int, dict[Cause, float]]:
-    """Return rank -> seconds by cause in its median step; they add up to the rank's median period."""
+UNEVEN = 0.1
+"""Relative difference of mean and median step from which one step does not describe the others."""
+SLOW = 1.5
+"""A slow step takes more than this many times the median."""
+
+
+@dataclass(frozen=True)
+class StepLengths:
+    """Lengths of the inner steps of the rank whose mean is the longest."""
+
+    mean_s: float
+    median_s: float
+    num_steps: int
+    num_slow: int
+    slow_share: float
+    """Share of the time of all steps in slow ones."""
+
+
+def are_uneven(mean_s: float, median_s: float) -> bool:
+    """Whether the mean step does not describe the steps."""
+    return abs(mean_s - median_s) > UNEVEN * median_s
+
+
+def measure_lengths(trace: TraceView) -> StepLengths:
+    """Return the lengths of the steps (or of the file); of a trace with device events."""
+    lengths = [view.parts.window_ns_W for view in trace.ranks.values() if len(view.windows.spans_W2)]
+    longest = max(lengths, key=lambda ns_W: float(ns_W.mean()))
+    slow = longest[slow_windows(longest)]
+    median_s = float(np.median(longest)) / 1e9
+    return StepLengths(longest.mean() / 1e9, median_s, len(longest), len(slow), float(slow.sum() / longest.sum()))
+
+
+def all_windows(window_ns_W: Int64s) -> Int64s:
+    """Return the index of every window."""
+    return np.arange(len(window_ns_W))
+
+
+def slow_windows(window_ns_W: Int64s) -> Int64s:
+    """Return the indices of the slow windows."""
+    return np.flatnonzero(window_ns_W > SLOW * np.median(window_ns_W))
+
+
+def causes_in(trace: TraceView, choose: Callable[[Int64s], Int64s]) -> dict[int, dict[Cause, float]]:
+    """Return rank -> mean seconds by cause in the windows that `choose` picks by length; they add up to it."""
     found: dict[int, dict[Cause, float]] = {}
     for rank, view in trace.ranks.items():
-        if not len(view.windows.spans_W2):
-            continue
-        at = median_windows(view.parts.window_ns_W)
-        found[rank] = {cause: float(ns.mean()) / 1e9 for cause, ns in split_windows(trace, view, at).items()}
+        if len(view.windows.spans_W2) and len(at := choose(view.parts.window_ns_W)):
+            found[rank] = {cause: float(ns.mean()) / 1e9 for cause, ns in split_windows(trace, view, at).items()}
     return _split_imbalance(trace, found)
+
+
+def median_causes(trace: TraceView) -> dict[int, dict[Cause, float]]:
+    """Return rank -> seconds by cause in its median step; they add up to the rank's median period."""
+    return causes_in(trace, median_windows)
 
 
 def _split_imbalance(trace: TraceView, causes: Mapping[int, dict[Cause, float]]) -> dict[int, dict[Cause, float]]:
