@@ -33,34 +33,6 @@ DEVICES_SET = "CCL_RANK_DEVICES_SET"
 """Set once the devices are in that order, so that processes that a rank starts do not change it again."""
 SHOW_LAUNCH = "--show-launch"
 """Given this option, a run script prints how its framework runs the configuration without it, and exits."""
-_KINDS = (
-    (
-        "out_of_memory",
-        (
-            "out of memory",
-            "can't allocate memory",
-            "cannot allocate memory",
-            "not enough memory",
-            "bad_alloc",
-            "resource_exhausted",
-            "memoryerror",
-        ),
-    ),
-    (
-        "communication",
-        (
-            "nccl",
-            "gloo",
-            "connection closed by peer",
-            "connection reset by peer",
-            "connection refused",
-            "socket timeout",
-            "broken pipe",
-            "distnetworkerror",
-            "diststoreerror",
-        ),
-    ),
-)
 
 
 class IllegalConfig(Exception):
@@ -309,26 +281,14 @@ def number_step(data: Mapping[str, Any], step: int) -> int:
     return step + int(data.get("window_offset", 0))
 
 
-def write_failed_result(trial: Trial, *, kind: str, message: str) -> None:
-    """Write `result.json` of a failed trial, if one process sees the whole job."""
-    failure = {"stage": "run", "kind": kind, "message": message}
-    write_json(trial.folder / "result.json", {"schema_version": 1, "status": "failed", "failure": failure})
-
-
-def classify_failure(text: str) -> str:
-    """Return the failure kind of an exception's text: `out_of_memory`, `communication`, or else `crashed`."""
-    lowered = text.lower()
-    for kind, marks in _KINDS:
-        if any(mark in lowered for mark in marks):
-            return kind
-    return "crashed"
-
-
 def report_failure(trial: Trial, rank: int, error: BaseException) -> None:
-    """Write this rank's root exception to `failures/`; the first by time counts as the trial's failure."""
+    """Write this rank's root exception to `failures/`; the first by time counts as the trial's failure.
+
+    The engine reads from the message of a `crashed` rank whether memory ran out or a peer was lost.
+    """
     text = f"{type(error).__name__}: {error}".strip()
     kinds = ((IllegalConfig, "illegal_config"), (MissingRequirement, "launcher"), (MemoryError, "out_of_memory"))
-    kind = next((kind for family, kind in kinds if isinstance(error, family)), None) or classify_failure(text)
+    kind = next((kind for family, kind in kinds if isinstance(error, family)), "crashed")
     traceback.print_exception(error)
     record = {"rank": rank, "time_ns": time.time_ns(), "kind": kind, "message": text[:4000]}
     with contextlib.suppress(OSError):

@@ -23,13 +23,11 @@ from common import (
     IllegalConfig,
     LaunchForm,
     Trial,
-    classify_failure,
     host_name,
     package_versions,
     print_launch,
     read_trial,
     reporting_failures,
-    write_failed_result,
     write_result,
 )
 from options import check_options
@@ -274,20 +272,11 @@ def main() -> int:
     with reporting_failures(trial, process):
         code, text = run_trainer(trial)
         collect_traces(trial)
-        if code:
-            return _fail(trial, code, text, process)
+        if code:  # the engine reads the reason from the output
+            return code if 0 < code < 128 else 1
         if process == 0:
             write_report(trial, parse_log(text))
     return 0
-
-
-def _fail(trial: Trial, code: int, text: str, process: int) -> int:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    error_lines = [line for line in lines if re.search(r"Error|RESOURCE_EXHAUSTED", line)] or lines or ["no output"]
-    message = f"MaxText exited with {code}: {error_lines[-1][:1000]}"
-    if process == 0:
-        write_failed_result(trial, kind=classify_failure(" ".join(error_lines)), message=message)
-    return code if 0 < code < 128 else 1
 
 
 if __name__ == "__main__":

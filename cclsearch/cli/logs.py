@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -14,8 +13,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, open_job_file, read_job_json
 from cclsearch.core.secrets.redact import Masker, redact
 from cclsearch.core.text import one_line, plain
-from cclsearch.launch.collect import FAILURES_FOLDER
+from cclsearch.launch.collect import FAILURES_FOLDER, read_fault
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
+from cclsearch.launch.log_reader import find_rank
 from cclsearch.record.trial import Trial
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
@@ -28,12 +28,15 @@ MAX_LINE_BYTES = 1 << 16
 def run(args: argparse.Namespace) -> None:
     folder = find_run(args.run, args.runs)
     loaded, trial = _read(folder, args.trial)
+    if args.why:
+        _explain(loaded, trial)
+        return
     name = STDERR_FILE if args.stderr else STDOUT_FILE
     masker, count = Masker(), 0
     try:
         for line in _follow(loaded, trial, name) if args.follow else _read_once(loaded, trial, name):
             text = plain(masker.mask(line).decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n"))
-            if args.rank is None or _names_rank(text, args.rank):
+            if args.rank is None or find_rank(text) == args.rank:
                 count += 1
                 print(text, end="" if text.endswith("\n") else "\n", flush=args.follow)
     except KeyboardInterrupt:
@@ -101,9 +104,26 @@ def _follow(loaded: Run, trial: Trial, name: str) -> Iterator[bytes]:
         time.sleep(max(LOOK_S, 4 * (time.monotonic() - began_s)))
 
 
-def _names_rank(line: str, rank: int) -> bool:
-    """Whether a line begins with its rank, as torchrun, srun and the launcher for TPUs write it."""
-    return re.match(rf"\s*(?:\[(?:default|rank)?{rank}\]|{rank}):\s", line) is not None
+def _explain(loaded: Run, trial: Trial) -> None:
+    """Print why the trial failed: what was recorded, and the root failure in the logs that are there now."""
+    for number, retry in enumerate(trial.retries, 1):
+        print(f"attempt {number} does not count: {one_line(retry.reason, 2000)}")
+    failure = trial.outcome.failure if trial.outcome else None
+    if failure is not None:
+        rank = "" if failure.rank is None else f" (rank {failure.rank})"
+        print(f"trial {trial.number}: {failure.kind.describe()}{rank}: {one_line(failure.message, 2000)}")
+    else:
+        print(f"trial {trial.number}: {'did not fail' if trial.outcome else 'has not ended'}")
+    found = read_fault(find_log_folder(loaded.folder, trial))
+    if found is None:
+        print("its logs: no line shows a failure")
+        return
+    fault, path = found
+    where = [f"rank {fault.rank}"] * (fault.rank is not None) + [f"node {fault.node}"] * (fault.node is not None)
+    what = f"{fault.kind.describe()} ({', '.join(where)})" if where else fault.kind.describe()
+    print(f"its logs: {path.name}, line {fault.line}: {what}: {one_line(redact(fault.message), 2000)}")
+    if fault.blames_node:
+        print("the machine is at fault, not the configuration: the trial is repeated, on Slurm without that node")
 
 
 def _print_failure(folder: Path, number: int, rank: int, count: int) -> None:

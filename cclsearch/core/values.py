@@ -163,6 +163,10 @@ class Stage(StrEnum):
     SCORE = "score"
 
 
+MEMORY_HINT = "the kernel does so when memory runs out"
+"""Part of the message about a process that was killed, if memory is the likely reason."""
+
+
 class Failure(Model):
     """Reason of a trial's failure; a failure is never encoded as a number."""
 

@@ -7,7 +7,6 @@ import functools
 import re
 import shutil
 import signal as signals
-from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +23,7 @@ from cclsearch.core.job_file import (
     read_tail,
 )
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Count, Failure, FailureKind, Model, Stage
+from cclsearch.core.values import MEMORY_HINT, Count, Failure, FailureKind, Model, Stage
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.launch.base import JobStatus
 from cclsearch.launch.contract import (
@@ -36,6 +35,8 @@ from cclsearch.launch.contract import (
     RunStatus,
     TrialEnd,
 )
+from cclsearch.launch.fault_rules import project_rules, shipped_rules
+from cclsearch.launch.log_reader import LogFault, read_log, read_logs
 
 Result = TypeVar("Result", bound=TrialEnd)
 
@@ -46,15 +47,12 @@ FAILURES_FOLDER = "failures"
 
 MEMORY_RAN_OUT = "the kernel killed a process of the trial because memory ran out"
 
-_PATTERNS_FILE = Path(__file__).with_name("failure_patterns.yaml")
 _TAIL_BYTES = 512 * 1024
 _EXIT_BYTES = 16
 _MESSAGE_LENGTH = 1000
 _MAX_FAILURES = 65536
 """Failures of ranks that are read: one of each rank."""
 
-_WEIGHT = {FailureKind.CRASHED: 1, FailureKind.COMMUNICATION: 2}
-"""Order of failures from different logs: the lowest counts; other kinds have 0."""
 _NOT_REPORTED = frozenset(
     {
         FailureKind.JUDGING_ERROR,
@@ -65,22 +63,7 @@ _NOT_REPORTED = frozenset(
     }
 )
 """Kinds that a job does not know of itself: reported, they would end the search, or repeat the trial for nothing."""
-_RANK_PREFIX = re.compile(r"^\s*(?:\[(?:rank|default)?(?P<rank>\d+)\]:?|(?P<slurm>\d+):) ?")
-_AGENT_PREFIX = re.compile(r"^E\d{4} [\d:.]+ +\d+ \S+\.py:\d+\] ")
-"""Prefix of torch.distributed.elastic on each line of a traceback that it logs."""
-_SUMMARY_INDENT = "  "
-"""Prefix of the first exception in its summary of failures."""
-_EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Config)|JaxRuntimeError)(?::|$)"
-)
-_NATIVE = re.compile(
-    r"^(?:terminate called|Fatal Python error|F\d{4} |\[?libprotobuf FATAL"
-    r"|.*\bslurmstepd: error|.*oom[-_ ]kill|.*No space left on device|.*RESOURCE_EXHAUSTED)",
-    re.IGNORECASE,
-)
-_WRAPPER = re.compile(
-    r"(?:ChildFailedError|ProcessExitedException|ProcessRaisedException|SignalException|CalledProcessError)"
-)
+_SHOWN_BY_TEXT = frozenset((FailureKind.OUT_OF_MEMORY, FailureKind.LAUNCHER, FailureKind.COMMUNICATION))
 
 
 def clear_results(trial_dir: Path, *files: str) -> None:
@@ -125,10 +108,17 @@ def collect_result(
     if signal is None and code is not None and (code < 0 or 128 < code <= 192):
         signal = -code if code < 0 else code - 128
     reported, unread = _read_rank_failure(trial_dir)
-    failure = reported or _classify_files(trial_dir) or _explain_end(code, signal, trial_dir)
-    if reported is None and unread:
+    if reported is not None and reported.kind is not FailureKind.COMMUNICATION:
+        return reported
+    failure = _choose(reported, read_fault(trial_dir), _explain_end(code, signal, trial_dir))
+    if unread and failure is not reported:
         failure = failure.model_copy(update={"message": _shorten(f"{failure.message}; {FAILURES_FOLDER}/{unread}")})
     return failure
+
+
+def read_fault(trial_dir: Path) -> tuple[LogFault, Path] | None:
+    """Return the root failure in a trial's logs, and the log; None if no line shows one."""
+    return read_logs(trial_dir / name for name in (STDERR_FILE, STDOUT_FILE))
 
 
 def explain_record(path: Path, model: type[Model]) -> str:
@@ -150,26 +140,22 @@ def changed_record(problem: str) -> JobStatus:
 
 
 def classify_log(text: str) -> Failure | None:
-    """Return the root failure in a log, with its rank if lines name it; None if there is none.
-
-    The first exception that is not a wrapper counts. One that only reports a lost peer (NCCL, gloo) counts only if no
-    rank reports a cause of its own.
-    """
-    found = [
-        Failure(stage=Stage.RUN, kind=classify_text(line), message=_shorten(line), rank=rank)
-        for line, rank in _find_exceptions(text)
-    ]
-    if not found:
-        return None
-    own = [failure for failure in found if failure.kind is not FailureKind.COMMUNICATION]
-    specific = [failure for failure in own if failure.kind is not FailureKind.CRASHED]
-    return (specific or own or found)[0]
+    """Return the root failure in a log, with its rank if lines name it; None if there is none."""
+    fault = read_log(text)
+    return None if fault is None else Failure(stage=Stage.RUN, kind=fault.kind, message=fault.message, rank=fault.rank)
 
 
 def classify_text(text: str) -> FailureKind:
     """Return the failure kind that an exception's text shows; crashed if it shows none."""
-    patterns = read_patterns(_PATTERNS_FILE)
-    return next((FailureKind(kind) for kind, mark in patterns.items() if mark.search(text)), FailureKind.CRASHED)
+    fault = project_rules().classify(text)
+    return fault.kind if fault is not None and fault.kind in _SHOWN_BY_TEXT else FailureKind.CRASHED
+
+
+def is_killed(failure: Failure) -> bool:
+    """Whether a process was killed by SIGKILL for a reason that nothing shows: most likely, memory ran out."""
+    fault = shipped_rules().classify(failure.message)
+    shows_it = MEMORY_HINT in failure.message or (fault is not None and fault.name == "killed")
+    return failure.kind is FailureKind.CRASHED and shows_it
 
 
 def _read_result(path: Path, model: type[Result]) -> Result | Failure:
@@ -235,40 +221,29 @@ def _read_rank_failure(trial_dir: Path) -> tuple[Failure | None, str]:
     return min(records, key=lambda record: record[:2])[2] if records else None, unread
 
 
-def _classify_files(trial_dir: Path) -> Failure | None:
-    found = [classify_log(read_tail(trial_dir / name, _TAIL_BYTES)) for name in (STDERR_FILE, STDOUT_FILE)]
-    failures = [failure for failure in found if failure is not None]
-    return min(failures, key=lambda f: _WEIGHT.get(f.kind, 0)) if failures else None
+def _choose(reported: Failure | None, found: tuple[LogFault, Path] | None, end: Failure) -> Failure:
+    """Return the failure that the logs show; what ranks reported, if all lost only a peer, and the logs show no cause.
 
-
-def _find_exceptions(text: str) -> Iterator[tuple[str, int | None]]:
-    """Yield the last line of every traceback and every line of a native crash, with its rank.
-
-    A message that begins on a line of its own, as some of torch's do, gives that line too.
+    `end` says how the run script ended. A launcher's report of an exit says less, and is quoted after it.
     """
-    lines = text.splitlines()
-    for number, raw in enumerate(lines):
-        prefix = _RANK_PREFIX.match(raw)
-        line = raw[prefix.end() :] if prefix else _AGENT_PREFIX.sub("", raw).removeprefix(_SUMMARY_INDENT)
-        rank = int(prefix["rank"]) if prefix and prefix["rank"] else None
-        if (_EXCEPTION.match(line) or _NATIVE.match(line)) and not _WRAPPER.search(line.split(":", 1)[0]):
-            yield (
-                line + _read_message_below(lines[number + 1 : number + 5]) if line.rstrip().endswith(":") else line,
-                rank,
-            )
-
-
-def _read_message_below(lines: Sequence[str]) -> str:
-    """The first of the next few lines that has a text, if it is indented as a message is; empty if there is none."""
-    texts = (line[prefix.end() :] if (prefix := _RANK_PREFIX.match(line)) else line for line in lines)
-    first = next((text for text in texts if text.strip()), "")
-    return f" {first.strip()}" if first[:1].isspace() else ""
+    fault = found[0] if found is not None else None
+    if reported is not None and (fault is None or not fault.is_cause):
+        return reported
+    is_shells = fault is not None and fault.fault.name in ("killed", "fault") and fault.rank is None
+    if fault is None or (is_shells and "was killed by" in end.message):
+        return end
+    kind, message = fault.kind, fault.message
+    if fault.blames_node:
+        kind, message = FailureKind.NODE_FAILED, _blame(message, fault.node)
+    elif fault.fault.name == "report":
+        message = f"{end.message.partition('; its last line')[0]}; {message}"
+    return Failure(stage=Stage.RUN, kind=kind, message=_shorten(message), rank=fault.rank)
 
 
 def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failure:
     if signal is not None:
         name = {known.value: known.name for known in signals.Signals}.get(signal, f"signal {signal}")
-        hint = " (the kernel does so when memory runs out)" if name == "SIGKILL" else ""
+        hint = f" ({MEMORY_HINT})" if name == "SIGKILL" else ""
         end = f"was killed by {name}{hint}"
     elif code is None:
         end = f"ended without {RESULT_FILE}, and its exit code is unknown"
@@ -278,9 +253,21 @@ def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failu
 
 
 def _own_failure(stage: Stage, kind: FailureKind, message: str, rank: int | None) -> Failure:
-    """Return a failure that a job reports itself; a kind that only engine or launcher can know becomes a crash."""
+    """Return a failure that a job reports itself, with the kind that its message shows.
+
+    A kind that only engine or launcher can know becomes a crash.
+    """
     kind = FailureKind.CRASHED if kind in _NOT_REPORTED else kind
+    if kind in (FailureKind.CRASHED, FailureKind.COMMUNICATION):
+        fault = project_rules().classify(message)
+        if fault is not None and fault.blames_node:
+            return Failure(stage=stage, kind=FailureKind.NODE_FAILED, message=_blame(message, None), rank=rank)
+        kind = classify_text(message)
     return Failure(stage=stage, kind=kind, message=_shorten(message), rank=rank)
+
+
+def _blame(message: str, node: str | None) -> str:
+    return _shorten(f"the hardware of {node or 'a node'} is at fault: {message}")
 
 
 def _crashed(message: str) -> Failure:

@@ -41,6 +41,7 @@ from cclsearch.launch.collect import (
     collect_end,
     explain_record,
     explain_timeout,
+    is_killed,
     quote_last_line,
 )
 from cclsearch.launch.contract import DEVICES_VARIABLE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, trial_environment
@@ -295,7 +296,7 @@ class LocalLauncher:
         collected = collect_end(handle.trial_dir)
         if not isinstance(collected, Failure):
             return JobStatus(state=JobState.DONE)
-        if record is not None and "SIGKILL" in collected.message and processes.count_oom_kills() > record.oom_kills:
+        if record is not None and is_killed(collected) and processes.count_oom_kills() > record.oom_kills:
             return JobStatus.failed(FailureKind.OUT_OF_MEMORY, MEMORY_RAN_OUT)
         return JobStatus(state=JobState.DONE, failure=collected)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, FailureKind
 from cclsearch.evaluation.comparison import UNDECIDED
+from cclsearch.launch.collect import is_killed
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
@@ -46,9 +47,9 @@ class SharedCause:
 def find_shared_cause(spec: RunSpec, state: RunState) -> SharedCause | None:
     """Return the cause that the last `NUM_TRIALS` trials share; None if they share none, or a trial was ever ranked.
 
-    Trials that say nothing about the cause are skipped: out of memory, infrastructure failures, judging errors. Answers
-    of a recording, and trials from before the last resume, do not count. Never a cause: a constraint of the objective,
-    and a comparison that a reference trial may still decide.
+    Trials that say nothing about the cause are skipped: out of memory (also if a process was killed, so that it is
+    likely), infrastructure failures, judging errors. Answers of a recording, and trials from before the last resume, do
+    not count. Never a cause: a constraint of the objective, and a comparison that a reference trial may still decide.
     """
     if spec.limits.keep_going or state.keeps_going or not spec.provenance.is_repeatable or state.has_ranked:
         return None
@@ -102,7 +103,7 @@ def _list_causes(trial: Trial) -> dict[str, str] | None:
             for rule, text in violated.items()
             if rule != CONSTRAINTS_RULE and not text.startswith(f"{rule}: {UNDECIDED}")
         }
-    if failure.kind is FailureKind.OUT_OF_MEMORY or not failure.kind.counts:
+    if failure.kind is FailureKind.OUT_OF_MEMORY or is_killed(failure) or not failure.kind.counts:
         return None
     return {f"{failure.kind.value}: {normalize_message(failure.message)}": failure.message}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.slurm.commands import Refusal, classify_refusal, never_starts, suggest_remedy
+from cclsearch.launch.slurm.commands import Reaction, classify_refusal, never_starts, suggest_remedy
 from cclsearch.launch.slurm.ending import Ending, explain_end, find_exit_code
 from cclsearch.launch.slurm.job_files import EndRecord, NodeReport
 
@@ -100,20 +100,20 @@ POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/
 @pytest.mark.parametrize(
     ("message", "queued", "meaning"),
     [
-        (f"QOSMaxSubmitJobPerUserLimit {POLICY}", True, Refusal.WAIT),
-        (f"AssocMaxSubmitJobLimit {POLICY}", True, Refusal.WAIT),
-        (f"AssocGrpSubmitJobsLimit {POLICY}", True, Refusal.WAIT),
-        (f"AssocGrpSubmitJobsLimit {POLICY}", False, Refusal.NEVER),
-        (f"AssocMaxSubmitJobLimit {POLICY}", False, Refusal.NEVER),
-        (f"QOSMaxWallDurationPerJobLimit {POLICY}", True, Refusal.NEVER),
-        (f"AssocMaxNodePerJobLimit {POLICY}", True, Refusal.NEVER),
-        (POLICY, True, Refusal.WAIT),
-        (POLICY, False, Refusal.NEVER),
-        ("Invalid job array specification", False, Refusal.SMALLER_ARRAY),
-        ("Invalid account or account/partition combination specified", True, Refusal.NEVER),
-        ("Invalid qos specification", True, Refusal.NEVER),
-        ("Requested node configuration is not available", True, Refusal.NEVER),
-        ("Slurm temporarily unable to accept job, sleeping and retrying", False, Refusal.WAIT),
+        (f"QOSMaxSubmitJobPerUserLimit {POLICY}", True, Reaction.WAIT),
+        (f"AssocMaxSubmitJobLimit {POLICY}", True, Reaction.WAIT),
+        (f"AssocGrpSubmitJobsLimit {POLICY}", True, Reaction.WAIT),
+        (f"AssocGrpSubmitJobsLimit {POLICY}", False, Reaction.NEVER),
+        (f"AssocMaxSubmitJobLimit {POLICY}", False, Reaction.NEVER),
+        (f"QOSMaxWallDurationPerJobLimit {POLICY}", True, Reaction.NEVER),
+        (f"AssocMaxNodePerJobLimit {POLICY}", True, Reaction.NEVER),
+        (POLICY, True, Reaction.WAIT),
+        (POLICY, False, Reaction.NEVER),
+        ("Invalid job array specification", False, Reaction.SMALLER_ARRAY),
+        ("Invalid account or account/partition combination specified", True, Reaction.NEVER),
+        ("Invalid qos specification", True, Reaction.NEVER),
+        ("Requested node configuration is not available", True, Reaction.NEVER),
+        ("Slurm temporarily unable to accept job, sleeping and retrying", False, Reaction.WAIT),
     ],
 )
 def test_a_limit_is_waited_for_and_an_impossible_job_is_not(message, queued, meaning):

@@ -38,6 +38,7 @@ from cclsearch.launch.slurm.job_files import (
     JobSpec,
     RunScript,
     classify_trial,
+    list_bad_nodes,
     make_job_spec,
     sees_file,
 )
@@ -173,7 +174,9 @@ class AllocationLauncher(SlurmLauncher):
                 write_model(spec.folder / REFUSED_FILE, RefusalRecord(reason=shortage))
                 continue
             taken = {node for step in self._running_steps() for node in step.nodes}
-            free = [node for node in self._nodes if node not in taken]
+            bad = list_bad_nodes(self.run_dir)
+            good = [node for node in self._nodes if node not in bad]
+            free = [node for node in (good if len(good) >= spec.nodes else self._nodes) if node not in taken]
             if len(free) < spec.nodes:
                 return
             self._start_step(spec, free[: spec.nodes])

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import public_environment
 from cclsearch.core.text import one_line
 from cclsearch.core.yaml_file import read_yaml
+from cclsearch.launch.fault_rules import REFUSALS_FILE, read_refusals
 
 _POLICY = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
 _GENERIC_POLICY = "job violates accounting/qos policy"
@@ -28,13 +29,7 @@ _PER_JOB = re.compile(
 )
 
 
-@functools.cache
-def read_messages() -> dict[str, Any]:
-    """Return the parts of Slurm's messages by meaning (`messages.yaml`)."""
-    return read_yaml(Path(__file__).with_name("messages.yaml"))
-
-
-class Refusal(StrEnum):
+class Reaction(StrEnum):
     """Reaction to a refused submission."""
 
     WAIT = "wait"
@@ -43,24 +38,22 @@ class Refusal(StrEnum):
     NEVER = "never"
 
 
-def classify_refusal(message: str, *, others_queued: bool) -> Refusal:
+def classify_refusal(message: str, *, others_queued: bool) -> Reaction:
     """Return the meaning of sbatch's message; `others_queued`: whether jobs that count against a limit will end."""
     # Slurm's generic message names the submit limit along with size and time limits; only the name of the policy, if it
     # is given, distinguishes them.
-    text = message.lower()
-    if "invalid job array" in text:
-        return Refusal.SMALLER_ARRAY
-    policies = [name.lower() for name in _POLICY.findall(message)]
-    if any(sign in text for sign in read_messages()["wait"]) or (is_submit_limit(message) and others_queued):
-        return Refusal.WAIT
-    if _GENERIC_POLICY in text and not policies and others_queued:
-        return Refusal.WAIT
-    return Refusal.NEVER
+    found = [refusal.means for refusal in read_refusals("slurm", message)]
+    if "array" in found:
+        return Reaction.SMALLER_ARRAY
+    is_generic = _GENERIC_POLICY in message.lower() and not _POLICY.search(message)
+    if "temporary" in found or "unavailable" in found or ((is_generic or "limit" in found) and others_queued):
+        return Reaction.WAIT
+    return Reaction.NEVER
 
 
 def is_submit_limit(message: str) -> bool:
     """Whether the message names a limit on the number of jobs in the queue."""
-    return any(sign in message.lower() for sign in read_messages()["submit_limits"])
+    return any(refusal.means == "limit" for refusal in read_refusals("slurm", message))
 
 
 def find_squeue_filter(message: str, *, account: str | None, qos: str | None) -> str | None:
@@ -75,20 +68,20 @@ def find_squeue_filter(message: str, *, account: str | None, qos: str | None) ->
 
 def suggest_remedy(message: str) -> str:
     """Return the remedy for a job that can never run."""
-    if is_submit_limit(message):
-        return (
-            "the account or QOS accepts no job although none in the queue uses its limit: is it frozen? ask its owner"
-        )
-    text = message.lower()
     return next(
-        (remedy for sign, remedy in read_messages()["remedies"].items() if sign in text),
+        (refusal.remedy for refusal in read_refusals("slurm", message) if refusal.remedy),
         "correct the profile: the cluster does not offer what it requests (`scontrol show partition`)",
     )
 
 
 def never_starts(reason: str) -> bool:
     """Whether a pending job with that reason will never start."""
-    return reason in read_messages()["never_starts"] or bool(_PER_JOB.search(reason))
+    return reason in _list_hopeless_reasons() or bool(_PER_JOB.search(reason))
+
+
+@functools.cache
+def _list_hopeless_reasons() -> frozenset[str]:
+    return frozenset(read_yaml(REFUSALS_FILE)["slurm_reasons"])
 
 
 SEPARATOR = "\x1f"
@@ -227,7 +220,7 @@ def run_slurm(
     if done.returncode == 0:
         return done.stdout
     message = one_line(done.stderr or done.stdout or f"{command[0]} ended with {done.returncode}", 600)
-    if any(sign in message.lower() for sign in read_messages()["unavailable"]):
+    if any(refusal.means == "unavailable" for refusal in read_refusals("slurm", message)):
         raise SlurmUnavailable(message)
     raise SlurmRefusal(message)
 

@@ -5,6 +5,7 @@ Everything but `read_ending` is a pure function.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 from cclsearch.core.job_file import read_tail
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.collect import read_patterns
+from cclsearch.launch.collect import is_killed
+from cclsearch.launch.log_reader import LogFault, read_log
 from cclsearch.launch.slurm.job_files import CANCELLED_FILE, END_FILE, STARTED_FILE, EndRecord, JobSpec, NodeReport
 
 TAIL_BYTES = 64 * 1024
@@ -30,9 +32,9 @@ WAITING_STATES = frozenset(
     ]
 )
 
-_DUE_TO = re.compile(r"(?:DUE TO|due to) (PREEMPTION|TIME LIMIT|NODE FAILURE|REVOCATION|job requeue)", re.IGNORECASE)
-_NO_TORCH = re.compile(r"No module named '?torch\b")
-_PATTERNS_FILE = Path(__file__).with_name("log_patterns.yaml")
+_ENDED_BY_SLURM = frozenset(
+    (FailureKind.PREEMPTED, FailureKind.TIMEOUT, FailureKind.NODE_FAILED, FailureKind.ALLOCATION_ENDED)
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Ending:
     batch_log: str
     """Last part of the job script's output, with lines of Slurm's daemons; never the trial's output."""
     bad_nodes: tuple[str, ...]
+
+    @functools.cached_property
+    def said(self) -> LogFault | None:
+        """What Slurm's daemons say in the job script's log, which remains when Slurm has forgotten the job."""
+        return read_log(self.batch_log)
 
 
 def read_ending(
@@ -113,9 +120,8 @@ def _by_state(ending: Ending) -> tuple[FailureKind, str] | None:
 def _by_memory(ending: Ending) -> tuple[FailureKind, str] | None:
     if any(state.startswith("OUT_OF_ME") for state in ending.step_states):
         return FailureKind.OUT_OF_MEMORY, f"Slurm ended a step of job {ending.job_id} because a node ran out of memory"
-    line = _find_line("out_of_memory", ending)
-    if line is not None:
-        return FailureKind.OUT_OF_MEMORY, line
+    if ending.said is not None and ending.said.kind is FailureKind.OUT_OF_MEMORY:
+        return FailureKind.OUT_OF_MEMORY, ending.said.message
     killed = [report for report in ending.reports if report.oom_kills and report.exit_code in (-9, 137)]
     if killed and _is(ending, "FAILED", "COMPLETED", None):
         return FailureKind.OUT_OF_MEMORY, f"the kernel killed a process on {killed[0].node} because memory ran out"
@@ -123,22 +129,9 @@ def _by_memory(ending: Ending) -> tuple[FailureKind, str] | None:
 
 
 def _by_daemon_log(ending: Ending) -> tuple[FailureKind, str] | None:
-    """Return the cause by the lines of Slurm's daemons in the log, which remains when Slurm has forgotten the job."""
-    due = _DUE_TO.search(ending.batch_log)
-    cause = due.group(1).upper() if due else ""
-    if cause in {"PREEMPTION", "JOB REQUEUE"}:
-        return FailureKind.PREEMPTED, f"Slurm ended job {ending.job_id} ({cause.lower()})"
-    if cause == "TIME LIMIT":
-        return FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit"
-    if cause == "NODE FAILURE" or (line := _find_line("node_lost", ending)):
-        return FailureKind.NODE_FAILED, f"a node of job {ending.job_id} failed{_list_nodes(ending.bad_nodes)}" + (
-            f": {line}" if not cause else ""
-        )
-    if line := _find_line("started_again", ending):
-        return FailureKind.PREEMPTED, f"Slurm requeued job {ending.job_id} and started it again: {line}"
-    if line := _find_line("no_step", ending):
-        return FailureKind.ALLOCATION_ENDED, f"the allocation was ending: {line}"
-    return None
+    if ending.said is None or ending.said.kind not in _ENDED_BY_SLURM:
+        return None
+    return ending.said.kind, f"job {ending.job_id}{_list_nodes(ending.bad_nodes)}: {ending.said.message}"
 
 
 def _by_time(ending: Ending, timeout_s: float, time_limit_min: int) -> tuple[FailureKind, str] | None:
@@ -162,8 +155,8 @@ def _by_interruption(ending: Ending) -> tuple[FailureKind, str] | None:
         unlaunched = one_line(ending.batch_log, 300)
     if unlaunched is not None:
         return FailureKind.LAUNCHER, unlaunched
-    if line := _find_line("not_started", ending):
-        return FailureKind.LAUNCHER, line
+    if ending.said is not None and ending.said.kind is FailureKind.LAUNCHER:
+        return FailureKind.LAUNCHER, ending.said.message
     if ending.end is not None and (ending.end.signal or _was_signaled(ending)):
         name = ending.end.signal or "SIGTERM"
         return FailureKind.CANCELLED, f"job {ending.job_id} got {name} from outside; Slurm does not say who sent it"
@@ -196,11 +189,7 @@ def explain_end(ending: Ending, timeout_s: float, time_limit_min: int, own: Fail
         return infrastructure
     if own is not None:
         counted = any(report.oom_kills for report in ending.reports)
-        if counted and own.kind is FailureKind.CRASHED and read_patterns(_PATTERNS_FILE)["killed"].search(own.message):
-            return own.model_copy(update={"kind": FailureKind.OUT_OF_MEMORY})
-        if own.kind is FailureKind.CRASHED and _NO_TORCH.search(own.message):
-            return own.model_copy(update={"kind": FailureKind.LAUNCHER})
-        return own
+        return own.model_copy(update={"kind": FailureKind.OUT_OF_MEMORY}) if counted and is_killed(own) else own
     return _fail(FailureKind.CRASHED, f"the run script of job {ending.job_id} ended without a result")
 
 
@@ -208,12 +197,6 @@ def _is(ending: Ending, *states: str | None) -> bool:
     if ending.state is None:
         return None in states
     return any(state is not None and ending.state.startswith(state) for state in states)
-
-
-def _find_line(meaning: str, ending: Ending) -> str | None:
-    """Return the first line of the job script's log that matches the pattern of that name."""
-    pattern = read_patterns(_PATTERNS_FILE)[meaning]
-    return next((one_line(line, 300) for line in ending.batch_log.splitlines() if pattern.search(line)), None)
 
 
 def _list_nodes(nodes: tuple[str, ...]) -> str:

@@ -8,6 +8,7 @@ job has it as its working directory unless somebody chose it.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -24,7 +25,7 @@ from cclsearch.core.values import Failure, Model, TimeLimit, Value
 from cclsearch.launch.base import Job, write_model
 from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, RunStatus, trial_environment
-from cclsearch.launch.ownership import read_inode, run_folder_of
+from cclsearch.launch.ownership import find_attempt_files, read_inode, run_folder_of
 from cclsearch.launch.slurm.commands import ListedJob, array_of
 from cclsearch.launch.slurm.script import Shape, choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
@@ -38,6 +39,7 @@ SUBMITTED_FILE = "submitted.json"
 STARTED_FILE = "started.json"
 END_FILE = "end.json"
 CANCELLED_FILE = "cancelled.json"
+BAD_NODE_FILE = "bad_node.json"
 
 NODE_PROGRAM = Path(__file__).with_name("node.py")
 
@@ -132,6 +134,18 @@ class NodeReport(Model):
     oom_kills: int
     unlaunched: str = ""
     """Reason why the run script could not start at all."""
+
+
+class BadNode(Model):
+    """`bad_node.json`: the node whose hardware ended the attempt; later jobs of the run leave it out."""
+
+    node: str
+
+
+def list_bad_nodes(run_dir: Path | None) -> list[str]:
+    """Return the nodes whose hardware ended an attempt of the run, sorted."""
+    found = (BadNode.read(path) for path in find_attempt_files(run_dir, f"slurm-a*/{BAD_NODE_FILE}"))
+    return sorted({bad.node for bad in found if bad is not None and re.fullmatch(r"[\w.-]+", bad.node)})
 
 
 @dataclass(frozen=True)

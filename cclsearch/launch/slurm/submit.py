@@ -28,7 +28,7 @@ from cclsearch.launch.ownership import run_folder_of
 from cclsearch.launch.slurm.commands import (
     SITE_DEFAULTS,
     QueueRow,
-    Refusal,
+    Reaction,
     SlurmError,
     SlurmRefusal,
     SlurmUnavailable,
@@ -71,8 +71,19 @@ class Submitter:
     max_array: int = 1000
     ids: dict[Path, str] = field(default_factory=dict)
     """Attempt folder -> job id, if known."""
+    left_out: tuple[str, ...] = ()
+    """Nodes whose hardware failed."""
     waiting_for: str = ""
     """Slurm's message on why attempts could not be submitted yet; empty if none waits."""
+
+    def leave_out(self, nodes: Sequence[str]) -> None:
+        """Have later jobs exclude these nodes, as well as the profile's."""
+        self.left_out = tuple(nodes)
+
+    @property
+    def _settings(self) -> SlurmSettings:
+        names = [name for name in (self.settings.exclude, *self.left_out) if name]
+        return self.settings.model_copy(update={"exclude": ",".join(names) or None})
 
     def submit(self, specs: Sequence[JobSpec]) -> None:
         """Submit the attempts that are not submitted yet; those that a limit keeps out get no entry in `ids`.
@@ -145,12 +156,13 @@ class Submitter:
                 (spec.folder / SUBMISSION_FILE).unlink(missing_ok=True)
             others = len(chunk) > 1 or self._has_jobs(str(refusal))
             meaning = classify_refusal(str(refusal), others_queued=others)
-            if meaning is Refusal.NEVER or (meaning is Refusal.SMALLER_ARRAY and len(chunk) == 1):
-                raise UserError(f"Slurm refuses the job: {refusal}; {suggest_remedy(str(refusal))}") from None
+            if meaning is Reaction.NEVER or (meaning is Reaction.SMALLER_ARRAY and len(chunk) == 1):
+                out = f"; without {', '.join(self.left_out)}, whose hardware failed" if self.left_out else ""
+                raise UserError(f"Slurm refuses the job: {refusal}; {suggest_remedy(str(refusal))}{out}") from None
             if len(chunk) == 1:
                 self.waiting_for = str(refusal)
                 return
-            if meaning is Refusal.SMALLER_ARRAY:
+            if meaning is Reaction.SMALLER_ARRAY:
                 self.max_array = max(1, len(chunk) // 2)
         for half in (chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
             if not self.waiting_for:
@@ -183,7 +195,7 @@ class Submitter:
         paths = tuple(spec.folder / SPEC_FILE for spec in chunk)
         write_model(folder / JOBS_FILE, JobList(run_id=first.run_id, jobs=paths))
         script = folder / SCRIPT_FILE
-        script.write_text(render_chunk(chunk, folder, self.settings), encoding="utf-8")
+        script.write_text(render_chunk(chunk, folder, self._settings), encoding="utf-8")
         with _hold_lock(first.trial_dir) as descriptor:
             for index, spec in enumerate(chunk):
                 position = index if len(chunk) > 1 else None

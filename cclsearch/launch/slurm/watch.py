@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import TypeVar
 from cclsearch.core.processes import boot_clock_s
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
-from cclsearch.launch.base import JobState, JobStatus
+from cclsearch.launch.base import JobState, JobStatus, write_model
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.slurm.commands import (
     AccountRow,
@@ -38,12 +39,15 @@ from cclsearch.launch.slurm.ending import (
     read_ending,
 )
 from cclsearch.launch.slurm.job_files import (
+    BAD_NODE_FILE,
     CANCELLED_FILE,
     END_FILE,
     STARTED_FILE,
     SUBMISSION_FILE,
+    BadNode,
     JobIdentity,
     JobSpec,
+    NodeReport,
     Submission,
     identify_job,
     read_result_status,
@@ -254,11 +258,13 @@ class Watcher:
     def conclude(self, spec: JobSpec, ending: Ending, *, failed_result: bool) -> JobStatus:
         """Return the final status; with a result that says `failed`, only a cause outside the trial overrides it."""
         limit_min = spec.shape.time_min
+        own = self.classify(spec.trial_dir, find_exit_code(ending))
         if failed_result:
             failure = explain_infrastructure(ending, spec.timeout_s, limit_min)
         else:
-            own = self.classify(spec.trial_dir, find_exit_code(ending))
             failure = explain_end(ending, spec.timeout_s, limit_min, own)
+        if own is not None and own.kind is FailureKind.NODE_FAILED and failure in (None, own):
+            failure = _blame_node(spec, ending, own)
         return JobStatus(state=JobState.DONE, failure=failure)
 
     def _step_states(self, job: JobIdentity, state: str | None) -> tuple[str, ...]:
@@ -268,6 +274,20 @@ class Watcher:
         if job.job_id not in self._accounts:
             self._read_accounts([job])
         return self._accounts[job.job_id].step_states if job.job_id in self._accounts else ()
+
+
+def _blame_node(spec: JobSpec, ending: Ending, own: Failure) -> Failure:
+    """Record the node of the rank whose hardware failed, and return the failure with its name; as it is if unknown."""
+    reports = ending.reports
+    if own.rank is not None and len(reports) > 1:
+        report = NodeReport.read(spec.folder / f"node-{own.rank // spec.ranks_per_node}.json")
+        reports = () if report is None else (report,)
+    nodes = [report.node for report in reports]
+    named = nodes if len(nodes) == 1 else [n for n in nodes if re.search(rf"\b{re.escape(n)}\b", own.message)]
+    if len(named) != 1:
+        return own
+    write_model(spec.folder / BAD_NODE_FILE, BadNode(node=named[0]))
+    return own.model_copy(update={"message": f"node {named[0]}, which later jobs leave out: {own.message}"})
 
 
 def cancel_attempts(attempts: Sequence[tuple[JobSpec, str]], *, patience_s: float = 120.0) -> list[str]:

@@ -19,13 +19,12 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 from cclsearch.launch.base import write_model
-from cclsearch.launch.collect import read_patterns
+from cclsearch.launch.fault_rules import read_refusals
 from cclsearch.launch.ownership import RunPlace
 from cclsearch.launch.tpu_vm.settings import QueuedResource, TpuSettings
 from cclsearch.launch.tpu_vm.workers import (
     CALL_S,
     COPY_S,
-    PATTERNS_FILE,
     Unreachable,
     WorkerAnswers,
     read_answers,
@@ -42,12 +41,12 @@ class GcloudError(Exception):
 
     def __init__(self, message: str, whole: str) -> None:
         super().__init__(message)
-        seen = {meaning for meaning, pattern in read_patterns(PATTERNS_FILE).items() if pattern.search(whole)}
-        self.is_not_found = "not_found" in seen
-        self.exists = "exists" in seen
-        self.is_denied = "denied" in seen
+        found = [refusal.means for refusal in read_refusals("gcloud", whole)]
+        self.is_not_found = "not_found" in found
+        self.exists = "exists" in found
+        self.is_denied = "denied" in found
         """Whether login or rights are missing; only the user can fix that."""
-        self.is_permanent = self.is_denied or ("permanent" in seen and "stock_out" not in seen)
+        self.is_permanent = self.is_denied or found[:1] == ["final"]
         """Whether a retry would fail again: quota, rights, a wrong name."""
 
 

@@ -20,13 +20,12 @@ from cclsearch.core.secrets.redact import public_environment
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, Model
 from cclsearch.launch.base import Check, Leftover
-from cclsearch.launch.collect import read_patterns
+from cclsearch.launch.fault_rules import read_refusals
 from cclsearch.launch.tpu_vm.settings import HostTarget, TpuSettings
 
 MARK = "CCL-WORKER "
 CALL_S = 120.0
 COPY_S = 1800.0
-PATTERNS_FILE = Path(__file__).with_name("error_patterns.yaml")
 
 
 class Unreachable(Exception):
@@ -128,7 +127,7 @@ def shorten_error(text: str, code: int) -> str:
 
 def is_permanent_error(text: str) -> bool:
     """Whether a retry cannot help: the key, the host name or the options are wrong."""
-    return read_patterns(PATTERNS_FILE)["ssh_permanent"].search(text) is not None
+    return bool(read_refusals("ssh", text))
 
 
 class SshWorkerGroup:

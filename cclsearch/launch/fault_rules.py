@@ -1,0 +1,182 @@
+"""The patterns of `faults.yaml`, compiled, and the phrases that a project adds in its own file of that name."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cclsearch.core.content import project_root
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import plain
+from cclsearch.core.values import FailureKind
+from cclsearch.core.yaml_file import read_yaml
+
+FAULTS_FILE = "faults.yaml"
+"""Name of the project's file: class -> list of phrases, which are plain text in any case."""
+MAX_LABELS = 8
+"""Labels that are stripped from one line."""
+REFUSALS_FILE = Path(__file__).with_name("refusals.yaml")
+_SHIPPED = Path(__file__).with_name(FAULTS_FILE)
+
+
+@dataclass(frozen=True)
+class FaultClass:
+    """What a line means: the lowest level in a log is the cause, and of one level the first line."""
+
+    name: str
+    kind: FailureKind
+    level: int
+    blames_node: bool = False
+    """Whether the machine failed, and not the configuration."""
+    ends_job: bool = False
+    """Whether what is printed after it follows from it."""
+
+
+EXCEPTION = FaultClass("exception", FailureKind.CRASHED, 3)
+"""An exception that no pattern knows."""
+IGNORED = FaultClass("ignored", FailureKind.CRASHED, 9)
+CLASSES = {
+    known.name: known
+    for known in (
+        FaultClass("out_of_memory", FailureKind.OUT_OF_MEMORY, 0),
+        FaultClass("node", FailureKind.CRASHED, 1, blames_node=True),
+        FaultClass("launcher", FailureKind.LAUNCHER, 2),
+        FaultClass("illegal_config", FailureKind.ILLEGAL_CONFIG, 2),
+        FaultClass("crashed", FailureKind.CRASHED, 2),
+        FaultClass("timeout", FailureKind.TIMEOUT, 4, ends_job=True),
+        FaultClass("preempted", FailureKind.PREEMPTED, 4, ends_job=True),
+        FaultClass("node_failed", FailureKind.NODE_FAILED, 4, ends_job=True),
+        FaultClass("allocation_ended", FailureKind.ALLOCATION_ENDED, 4, ends_job=True),
+        FaultClass("communication", FailureKind.COMMUNICATION, 4),
+        FaultClass("killed", FailureKind.CRASHED, 4),
+        FaultClass("fault", FailureKind.CRASHED, 4),
+        FaultClass("peer", FailureKind.COMMUNICATION, 5),
+        FaultClass("cancelled", FailureKind.CANCELLED, 6),
+        FaultClass("report", FailureKind.CRASHED, 7),
+        IGNORED,
+    )
+}
+"""Classes of `faults.yaml`. A rank that only lost a peer (`peer`) and a launcher's exit report count last."""
+
+
+@dataclass(frozen=True)
+class FaultRules:
+    """Compiled patterns; each of the faults is tried only on lines with its cue."""
+
+    cues: tuple[str, ...]
+    prefixes: tuple[re.Pattern[str], ...]
+    places: tuple[re.Pattern[str], ...]
+    ignored: tuple[re.Pattern[str], ...]
+    faults: Mapping[str, tuple[tuple[FaultClass, re.Pattern[str]], ...]]
+    """Cue -> the patterns that need it."""
+    phrases: tuple[tuple[FaultClass, str], ...] = ()
+    """The project's own, in lower case; they come first."""
+
+    def find_cues(self, lowered: str) -> list[str]:
+        """Return the cues in a line in lower case; the project's phrases are cues, too."""
+        return [cue for cue in self.cues if cue in lowered]
+
+    def peel(self, line: str) -> tuple[dict[str, str], str]:
+        """Return the labels in front of a line (rank, task, local, node, pid), the innermost of each, and the rest."""
+        line = plain(line) if "\x1b" in line else line
+        labels: dict[str, str] = {}
+        at = 0
+        for _ in range(MAX_LABELS):
+            found = next((m for pattern in self.prefixes if (m := pattern.match(line, at)) and m.end() > at), None)
+            if found is None:
+                break
+            labels |= {name: value for name, value in found.groupdict().items() if value}
+            at = found.end()
+        return labels, line[at:]
+
+    def classify(self, text: str, cues: Iterable[str] | None = None) -> FaultClass | None:
+        """Return the class of a text without labels: of several, the one with the lowest level; None if none fits."""
+        lowered = text.lower()
+        own = next((known for known, phrase in self.phrases if phrase in lowered), None)
+        if own is not None or any(pattern.search(text) for pattern in self.ignored):
+            return own or IGNORED
+        rows = (row for cue in (self.find_cues(lowered) if cues is None else cues) for row in self.faults.get(cue, ()))
+        return min((known for known, pattern in rows if pattern.search(text)), key=lambda c: c.level, default=None)
+
+    def locate(self, text: str) -> dict[str, str]:
+        """Return rank and node that a text names itself."""
+        found: dict[str, str] = {}
+        for pattern in self.places:
+            if match := pattern.search(text):
+                found = {name: value for name, value in match.groupdict().items() if value} | found
+        return found
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What an answer of a scheduler or a cloud means (`refusals.yaml`), and what to do."""
+
+    means: str
+    remedy: str
+
+
+def read_refusals(service: str, text: str) -> list[Refusal]:
+    """Return what a refusal of `slurm`, `gcloud` or `ssh` means; the first decides."""
+    return [refusal for pattern, refusal in _list_refusals(service) if pattern.search(text)]
+
+
+@functools.cache
+def _list_refusals(service: str) -> tuple[tuple[re.Pattern[str], Refusal], ...]:
+    return tuple(
+        (re.compile(pattern, re.IGNORECASE), Refusal(means, remedy[0] if remedy else ""))
+        for pattern, means, _, *remedy in read_yaml(REFUSALS_FILE)[service]
+    )
+
+
+@functools.cache
+def shipped_rules() -> FaultRules:
+    """Return the package's own patterns."""
+    return compile_rules(read_yaml(_SHIPPED))
+
+
+def project_rules() -> FaultRules:
+    """Return the package's patterns with the phrases of the project's `faults.yaml`; UserError if one is wrong."""
+    path = project_root() / FAULTS_FILE
+    return add_phrases(shipped_rules(), read_yaml(path), str(path)) if path.is_file() else shipped_rules()
+
+
+def compile_rules(data: Mapping[str, Any]) -> FaultRules:
+    """Return the rules of `faults.yaml`'s content; ValueError if a fault's pattern has no cue in its text."""
+    cues = tuple(str(cue) for cue in data["cues"])
+    faults: dict[str, list[tuple[FaultClass, re.Pattern[str]]]] = {}
+    for name, rows in data["faults"].items():
+        for pattern, _ in rows:
+            for cue in _needed_cues(pattern, cues):
+                faults.setdefault(cue, []).append((CLASSES[name], re.compile(pattern, re.IGNORECASE)))
+    return FaultRules(
+        cues=cues,
+        prefixes=tuple(re.compile(pattern) for pattern, _ in data["prefixes"]),
+        places=tuple(re.compile(pattern, re.IGNORECASE) for pattern, _ in data["places"]),
+        ignored=tuple(re.compile(pattern, re.IGNORECASE) for pattern, _ in data["ignored"]),
+        faults={cue: tuple(rows) for cue, rows in faults.items()},
+    )
+
+
+def _needed_cues(pattern: str, cues: Iterable[str]) -> list[str]:
+    text = re.sub(r"\\(.)", r"\1", pattern).lower()
+    needed = [cue for cue in cues if cue in text]
+    if not needed:
+        raise ValueError(f"the pattern {pattern!r} has none of the cues in its text")
+    return needed
+
+
+def add_phrases(rules: FaultRules, data: Mapping[str, Any], where: str) -> FaultRules:
+    """Return the rules with a project's phrases; UserError names the wrong entry."""
+    phrases = []
+    for name, texts in data.items():
+        if name not in CLASSES:
+            raise UserError(f"{where}: {name!r} must be one of {', '.join(CLASSES)}")
+        if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+            raise UserError(f"{where}: {name} must be a list of texts, not {texts!r:.100}")
+        phrases += [(CLASSES[name], text.lower()) for text in texts]
+    cues = (*rules.cues, *(phrase for _, phrase in phrases))
+    return FaultRules(cues, rules.prefixes, rules.places, rules.ignored, rules.faults, tuple(phrases))
