@@ -120,8 +120,9 @@ def _explain(loaded: Run, trial: Trial) -> None:
         return
     fault, path = found
     where = [f"rank {fault.rank}"] * (fault.rank is not None) + [f"node {fault.node}"] * (fault.node is not None)
-    what = f"{fault.kind.describe()} ({', '.join(where)})" if where else fault.kind.describe()
-    print(f"its logs: {path.name}, line {fault.line}: {what}: {one_line(redact(fault.message), 2000)}")
+    print(f"its logs: {', '.join([f'{path.name}, line {fault.line}', *where])}: {fault.kind.describe()}")
+    if failure is None or fault.message not in failure.message:
+        print(one_line(redact(fault.message), 2000))
     if fault.blames_node:
         print("the machine is at fault, not the configuration: the trial is repeated, on Slurm without that node")
 

@@ -47,6 +47,8 @@ FAILURES_FOLDER = "failures"
 
 MEMORY_RAN_OUT = "the kernel killed a process of the trial because memory ran out"
 
+AT_FAULT = " is at fault: "
+"""Separates the node and the message of a failure of hardware."""
 _TAIL_BYTES = 512 * 1024
 _EXIT_BYTES = 16
 _MESSAGE_LENGTH = 1000
@@ -233,6 +235,8 @@ def _choose(reported: Failure | None, found: tuple[LogFault, Path] | None, end: 
     if fault is None or (is_shells and "was killed by" in end.message):
         return end
     kind, message = fault.kind, fault.message
+    if kind is FailureKind.ALLOCATION_ENDED:  # of a step that the job itself asked for
+        kind = FailureKind.LAUNCHER
     if fault.blames_node:
         kind, message = FailureKind.NODE_FAILED, _blame(message, fault.node)
     elif fault.fault.name == "report":
@@ -267,7 +271,7 @@ def _own_failure(stage: Stage, kind: FailureKind, message: str, rank: int | None
 
 
 def _blame(message: str, node: str | None) -> str:
-    return _shorten(f"the hardware of {node or 'a node'} is at fault: {message}")
+    return _shorten(f"the hardware of {node or 'a node'}{AT_FAULT}{message}")
 
 
 def _crashed(message: str) -> Failure:

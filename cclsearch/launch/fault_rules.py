@@ -94,13 +94,19 @@ class FaultRules:
         return labels, line[at:]
 
     def classify(self, text: str, cues: Iterable[str] | None = None) -> FaultClass | None:
-        """Return the class of a text without labels: of several, the one with the lowest level; None if none fits."""
+        """Return the class of a text without labels: of several, the one with the lowest level; None if none fits.
+
+        A lost peer counts before the communication that it broke.
+        """
         lowered = text.lower()
         own = next((known for known, phrase in self.phrases if phrase in lowered), None)
         if own is not None or any(pattern.search(text) for pattern in self.ignored):
             return own or IGNORED
         rows = (row for cue in (self.find_cues(lowered) if cues is None else cues) for row in self.faults.get(cue, ()))
-        return min((known for known, pattern in rows if pattern.search(text)), key=lambda c: c.level, default=None)
+        found = {known for known, pattern in rows if pattern.search(text)}
+        if CLASSES["peer"] in found:
+            found.discard(CLASSES["communication"])
+        return min(found, key=lambda c: c.level, default=None)
 
     def locate(self, text: str) -> dict[str, str]:
         """Return rank and node that a text names itself."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cclsearch.core.job_file import JobFileError, open_job_file
@@ -118,6 +118,7 @@ class LogReader:
         """Rank and node that a launcher's report names as the first that failed."""
         self._best: dict[int, _Found] = {}
         self._ended: _Found | None = None
+        self._has_summary = False
         self._streams: dict[tuple[str, ...], _Stream] = {}
         self._open: set[tuple[str, ...]] = set()
         self._line = 0
@@ -219,7 +220,8 @@ class LogReader:
     def _take_line(self, stream: _Stream, labels: dict[str, str], body: str, cues: list[str]) -> None:
         """Take a line that is not an exception: a native message, a report, or a part of the last message."""
         if _SUMMARY.search(body):
-            stream.is_summary, stream.head, self.reported = True, [body], {}
+            stream.is_summary, stream.head = True, [body]
+            self.reported, self._has_summary = self.reported if self._has_summary else {}, True
             return
         if stream.is_summary:
             self.reported = self.rules.locate(body) | self.reported
@@ -233,6 +235,8 @@ class LogReader:
             stream.head.append(body[:400])
             if len(stream.head) > _MAX_BELOW:
                 stream.head, stream.is_summary = [], False
+        if fault is not None and stream.is_summary and fault.name in ("killed", "fault"):
+            fault, body = replace(fault, level=EXCEPTION.level), f"the first process that failed: {body}"
         if fault is not None:
             self._keep(fault, self._line, labels, whole if fault.level < 3 else body)
 

@@ -143,9 +143,16 @@ class BadNode(Model):
 
 
 def list_bad_nodes(run_dir: Path | None) -> list[str]:
-    """Return the nodes whose hardware ended an attempt of the run, sorted."""
-    found = (BadNode.read(path) for path in find_attempt_files(run_dir, f"slurm-a*/{BAD_NODE_FILE}"))
-    return sorted({bad.node for bad in found if bad is not None and re.fullmatch(r"[\w.-]+", bad.node)})
+    """Return the nodes whose hardware ended an attempt of the run, sorted.
+
+    A trial that ends on two nodes in the same way shows that the nodes are not the reason.
+    """
+    blamed: dict[str, set[str]] = {}
+    for path in find_attempt_files(run_dir, f"slurm-a*/{BAD_NODE_FILE}"):
+        bad, trial = BadNode.read(path), path.relative_to((run_dir or path).absolute()).parts[1]
+        if bad is not None and re.fullmatch(r"[\w.-]+", bad.node):
+            blamed.setdefault(trial, set()).add(bad.node)
+    return sorted({node for nodes in blamed.values() if len(nodes) == 1 for node in nodes})
 
 
 @dataclass(frozen=True)

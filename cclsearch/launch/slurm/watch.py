@@ -14,6 +14,7 @@ from cclsearch.core.processes import boot_clock_s
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.base import JobState, JobStatus, write_model
+from cclsearch.launch.collect import AT_FAULT
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.slurm.commands import (
     AccountRow,
@@ -287,7 +288,9 @@ def _blame_node(spec: JobSpec, ending: Ending, own: Failure) -> Failure:
     if len(named) != 1:
         return own
     write_model(spec.folder / BAD_NODE_FILE, BadNode(node=named[0]))
-    return own.model_copy(update={"message": f"node {named[0]}, which later jobs leave out: {own.message}"})
+    cause = own.message.partition(AT_FAULT)[2]
+    message = f"the hardware of node {named[0]}{AT_FAULT}{cause}; later jobs leave the node out"
+    return own.model_copy(update={"message": message})
 
 
 def cancel_attempts(attempts: Sequence[tuple[JobSpec, str]], *, patience_s: float = 120.0) -> list[str]:
