@@ -21,8 +21,8 @@ _PHASES = {"training": "training", "inference": "inference", "serving": "inferen
 _MAX_FLOPS = 1e18
 """Largest plausible rate, in FLOP/s."""
 _UNITS = {"m": 1e6, "million": 1e6, "b": 1e9, "billion": 1e9, "t": 1e12, "trillion": 1e12}
-_WITH_UNIT = re.compile(rf"^(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})$", re.IGNORECASE)
-_NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$")
+_WITH_UNIT = re.compile(rf"^(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})$", re.IGNORECASE | re.ASCII)
+_NUMBER = re.compile(r"^[+-]?\d[\d_]*(\.\d+)?([eE][+-]?\d+)?$", re.ASCII)
 
 
 def is_absent(value: Any) -> bool:

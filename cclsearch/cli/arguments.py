@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.numbers import MAX_AMOUNT, MAX_COUNT, MAX_TRIALS, read_amount, read_whole
 from cclsearch.core.text import guess_name
 
 
@@ -59,42 +61,23 @@ def _guess(message: str, options: Iterable[str]) -> str:
     return guess_name(chosen[1], re.findall(r"[\w.-]+", chosen[2])) if chosen else ""
 
 
-def positive_int(text: str) -> int:
-    """A whole number of at least 1."""
-    return whole_number(text, 1)
-
-
-def whole_number(text: str, minimum: int = 0) -> int:
-    """A whole number of at least `minimum`."""
+def _read(low: float, high: float, text: str) -> float:
+    """The number from `low` to `high`: whole if `low` is."""
     try:
-        number = int(text)
-    except ValueError:
-        number = minimum - 1
-    if number < minimum:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {minimum}, not {text!r}")
-    return number
+        return read_whole(text, low, int(high)) if isinstance(low, int) else read_amount(text, low, high)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def seed_number(text: str) -> int:
-    """A whole number that every random generator accepts as a seed."""
-    number = whole_number(text)
-    if number >= 2**32:
-        raise argparse.ArgumentTypeError(f"must be less than {2**32}, not {text!r}")
-    return number
-
-
-def positive_float(text: str) -> float:
-    """A finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
-    return number
-
-
-TYPES = {kind.__name__: kind for kind in (positive_int, whole_number, seed_number, positive_float, int, float, Path)}
+TYPES: dict[str, Callable[[str], Any]] = {
+    "positive_int": partial(_read, 1, MAX_COUNT),
+    "trials": partial(_read, 1, MAX_TRIALS),
+    "whole_number": partial(_read, 0, MAX_COUNT),
+    "seed_number": partial(_read, 0, 2**32 - 1),
+    "positive_float": partial(_read, math.nextafter(0.0, 1.0), MAX_AMOUNT),
+    "share": partial(_read, 0.0, 1.0),
+    "Path": Path,
+}
 """`type` of an argument in `arguments.yaml` -> function that converts its text."""
 
 

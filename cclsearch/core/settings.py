@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Model
+from cclsearch.core.values import Model, TrialCount
 from cclsearch.core.yaml_file import MAX_BYTES, parse_yaml_value, read_yaml, validate_mapping
 
 SETTINGS_FILE = "ccl-search.yaml"
@@ -25,7 +25,7 @@ class Settings(Model):
     """`anthropic:MODEL`, `openai:MODEL` or the URL of a compatible server; never a key."""
     objective: str | None = None
     """File in `objectives/`, or a metric; None for the default of the workload's task."""
-    budget: int | None = Field(default=None, ge=1)
+    budget: TrialCount | None = None
     """Trials of a search if `--budget` is not given."""
     offline: bool = False
     """Refuse every connection to another machine, as `--offline` does."""

@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchem
 from pydantic_core import CoreSchema, core_schema
 
 from cclsearch.core.job_file import RESULT_BYTES, read_job_bytes
+from cclsearch.core.numbers import MAX_AMOUNT, MAX_COUNT, MAX_TRIALS, parse_number, parse_whole
 
 Value = bool | int | float | str
 """Type of a knob's value."""
@@ -214,3 +215,22 @@ TimeLimit = Annotated[float, Strict(), Field(gt=0)]
 """Seconds that a job may take; infinite without a limit."""
 Joules = Annotated[float, Strict(), Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Strict(), Field(ge=0, allow_inf_nan=False)]
+
+
+def _parse(parse: Any) -> BeforeValidator:
+    """Validate a text of a file by `parse`; a truth value is not a number."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("must be a number, not true or false")
+        return parse(value) if isinstance(value, str) else value
+
+    return BeforeValidator(read)
+
+
+TrialCount = Annotated[int, _parse(parse_whole), Field(ge=1, le=MAX_TRIALS)]
+"""Number of trials of a search."""
+Amount = Annotated[float, _parse(parse_number), Field(gt=0, le=MAX_AMOUNT)]
+"""Hours, dollars and the like, above 0."""
+Whole = Annotated[int, _parse(parse_whole), Field(ge=0, le=MAX_COUNT)]
+"""A whole number from 0."""

@@ -10,6 +10,7 @@ from itertools import permutations
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.numbers import parse_number
 from cclsearch.core.text import one_line
 from cclsearch.core.yaml_file import validate_mapping
 from cclsearch.network.matrix import MAX_ENDPOINTS, LinkMatrix
@@ -126,7 +127,7 @@ def _find_unit(header: Sequence[str], units: Mapping[str, float], what: str, whe
 
 def _read_number(text: str, column: str, where: str) -> float:
     try:
-        return float(text)
+        return parse_number(text)
     except ValueError:
         raise UserError(f"{where}: {column} must be a number without a unit, not {one_line(text, 40)!r}") from None
 
@@ -175,7 +176,7 @@ def fill_matrix(
         raise UserError(f"{where}: has {len(names)} endpoints; at most {MAX_ENDPOINTS} can be read")
     fields: dict[str, object] = {name: value for name, value in (marks or {}).items() if name in _MARKS}
     places = (marks or {}).get("places", "1")
-    if not places.isdecimal() or int(places) < 1:
+    if not places.isascii() or not places.isdecimal() or int(places) < 1:
         raise UserError(f"{where}: `# places: N` must be a whole number from 1, not {one_line(places, 40)!r}")
     needed = [(a, b) for a in names for b in names if a != b or int(places) > 1]
     for what, given in (("bandwidth", rates), ("latency", latencies)):

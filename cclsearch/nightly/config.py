@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 
 from cclsearch.card.load import inspect_card
 from cclsearch.core.errors import UserError
-from cclsearch.core.values import Model
+from cclsearch.core.values import Amount, Model, TrialCount, Whole
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.nightly.clock import Moment, parse_moment
 from cclsearch.propose.agent.providers.types import Effort
@@ -67,15 +67,15 @@ class Fields(Model):
 class Budget(Fields):
     """Limits; None means no limit. A night's budget covers all of its searches, a job's budget its own search."""
 
-    trials: int | None = Field(default=None, ge=1)
+    trials: TrialCount | None = None
     """Trials that count; confirmations and trials lost to the infrastructure come on top."""
-    hours: float | None = Field(default=None, gt=0)
+    hours: Amount | None = None
     """Wall time, hours."""
-    node_hours: float | None = Field(default=None, gt=0)
+    node_hours: Amount | None = None
     """Nodes times hours of every measured trial from submission to end, queue time included."""
-    tokens: int | None = Field(default=None, ge=1)
+    tokens: Whole | None = Field(default=None, ge=1)
     """Tokens of the LLM."""
-    usd: float | None = Field(default=None, gt=0)
+    usd: Amount | None = None
     """Cost of the LLM, US dollars."""
 
 
@@ -99,13 +99,13 @@ class JobSettings(Fields):
     """A configuration to compare with, such as `tp=8,pp=1`; it runs first and outside the budget."""
     log_to: tuple[str, ...] = ()
     """Trackers that follow the search, such as `mlflow:mlruns`; none: the trackers of the project's settings."""
-    seed: int = Field(default=0, ge=0)
+    seed: Whole = Field(default=0, lt=2**32)
     parallel: int = Field(default=1, ge=1)
-    confirm: int | None = Field(default=None, ge=0)
+    confirm: Whole | None = None
     """Finalists to run again; None means 2 if trials are measured."""
-    timeout_min: float = Field(default=30.0, gt=0)
+    timeout_min: Amount = 30.0
     keep_going: bool = False
-    control_every: int = Field(default=0, ge=0)
+    control_every: Whole = 0
     """Whether the search continues although several configurations in a row ended for the same reason."""
     priority: float = Field(default=1.0, gt=0)
     """Its share of the remaining budget, relative to the priorities of the other jobs; the highest runs first."""

@@ -12,6 +12,7 @@ from pydantic import Field
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, refuse_newer
+from cclsearch.core.numbers import MAX_AMOUNT, MAX_TRIALS
 from cclsearch.core.values import Config, Model, Provenance
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.launch.profile import Profile
@@ -41,15 +42,15 @@ class RecordingRef(Model):
 class SearchLimits(Model, strict=True):
     """Limits of a search; None means no limit."""
 
-    budget: int = Field(ge=1)
+    budget: int = Field(ge=1, le=MAX_TRIALS)
     """Trials to spend; infrastructure failures and confirmations do not count."""
     parallel: int = Field(default=1, ge=1)
     confirm: int = Field(default=0, ge=0)
     """Finalists to run once more at the end."""
-    trial_timeout_s: float = Field(default=1800.0, gt=0)
-    max_hours: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    trial_timeout_s: float = Field(default=1800.0, gt=0, le=60 * MAX_AMOUNT)
+    max_hours: float | None = Field(default=None, gt=0, le=MAX_AMOUNT)
     """Wall time of one session of the search, in hours."""
-    max_node_hours: float | None = Field(default=None, gt=0)
+    max_node_hours: float | None = Field(default=None, gt=0, le=MAX_AMOUNT)
     """Nodes times hours of all attempts, queue time included."""
     max_attempts: int = Field(default=3, ge=1)
     """Attempts at one trial if the infrastructure fails or other processes disturb it."""

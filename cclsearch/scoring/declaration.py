@@ -14,17 +14,16 @@ from pydantic import Field, ValidationError, model_validator
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import Direction
+from cclsearch.core.numbers import parse_number
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Model
 from cclsearch.core.yaml_file import read_yaml
 
 BASELINE = "baseline"
-PERCENT = "%"
-"""Unit in which a constraint on a fraction may be given."""
 """Written in place of a number: the baseline trial's value."""
 
 _CONSTRAINT = re.compile(r"\s*(?P<metric>[A-Za-z]\w*)\s*(?P<sign><=|>=)\s*(?P<bound>\S.*?)\s*")
-_BOUND = re.compile(r"(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?:\s*(?P<unit>[A-Za-z%].*))?")
+_BOUND = re.compile(r"(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?:\s*(?P<unit>[A-Za-z%].*))?", re.ASCII)
 """A number with an optional unit; any other bound is arithmetic over the parameters."""
 Declared = TypeVar("Declared", bound=Model)
 Parameters = Mapping[str, float | str | None]
@@ -154,12 +153,9 @@ def _number_or_baseline(value: float | str | None, where: str) -> float | str | 
     if value is None or value == BASELINE:
         return value
     try:
-        number = float(value)
+        return parse_number(str(value))
     except ValueError:
-        raise UserError(f"{where}: must be a number; it is {value!r}") from None
-    if not math.isfinite(number):
-        raise UserError(f"{where}: must be finite; it is {value!r}")
-    return number
+        raise UserError(f"{where}: must be a finite number; it is {value!r}") from None
 
 
 def _check_bounds(value: float, parameter: ParameterDeclaration, where: str) -> None:

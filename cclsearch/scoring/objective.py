@@ -22,7 +22,6 @@ from cclsearch.core.values import Failure, FailureKind, Model, Stage
 from cclsearch.scoring.catalog import find_metric, list_metrics
 from cclsearch.scoring.declaration import (
     BASELINE,
-    PERCENT,
     ConstraintDeclaration,
     MetricDeclaration,
     ObjectiveDeclaration,
@@ -34,6 +33,7 @@ from cclsearch.scoring.declaration import (
     resolve_parameters,
 )
 from cclsearch.scoring.trial_metric import TRIAL_METRICS
+from cclsearch.scoring.units import convert_bound
 
 if TYPE_CHECKING:
     from cclsearch.space.framework import Framework
@@ -340,7 +340,9 @@ def build_objective(
 
 
 def _build_term(metric: MetricDeclaration, parameters: Parameters, where: str, task: str | None) -> Term:
-    info = _find_measured(metric, metric.name, f"{where}.name", f"{where}.unit", task)
+    info = find_metric(metric.name, f"{where}.name", task=task, from_script=metric.source == "script")
+    if None not in (metric.unit, info.unit) and metric.unit != info.unit:
+        raise UserError(f"{where}.unit: {metric.name} is measured in {info.unit!r}, not in {metric.unit!r}")
     scale, unit = 1.0, metric.unit or info.unit
     if metric.scale is not None and not _is_left_out(metric.scale, parameters, f"{where}.scale"):
         scale, unit = _number(metric.scale, parameters, f"{where}.scale"), metric.scaled_unit or unit
@@ -382,28 +384,22 @@ def _reference(metric: MetricDeclaration, parameters: Parameters, where: str) ->
 def _build_constraint(
     constraint: ConstraintDeclaration, parameters: Parameters, where: str, task: str | None
 ) -> Constraint:
-    info = _find_measured(constraint, constraint.metric, f"{where}metric", f"{where}unit", task)
+    info = find_metric(constraint.metric, f"{where}metric", task=task, from_script=constraint.source == "script")
     low, high = (
         None if bound is None else _number(bound, parameters, f"{where}{field}")
         for field, bound in (("at_least", constraint.at_least), ("at_most", constraint.at_most))
     )
     if low is not None and high is not None and low > high:
         raise UserError(f"{where}at_least ({low:g}) must not be above at_most ({high:g})")
-    unit = constraint.unit or info.unit
-    if unit == PERCENT and info.unit == "fraction":
-        low, high = (None if bound is None else bound / 100 for bound in (low, high))
-        unit = info.unit
+    try:
+        low, high = (
+            None if bound is None else convert_bound(bound, constraint.unit, constraint.metric, info.unit)
+            for bound in (low, high)
+        )
+    except ValueError as error:
+        raise UserError(f"{where}unit: {error}") from None
+    unit = info.unit or constraint.unit
     return Constraint(metric=constraint.metric, at_least=low, at_most=high, unit=unit, missing=info.missing)
-
-
-def _find_measured(
-    declared: MetricDeclaration | ConstraintDeclaration, name: str, where: str, where_unit: str, task: str | None
-) -> MetricInfo:
-    info = find_metric(name, where, task=task, from_script=declared.source == "script")
-    is_percent = declared.unit == PERCENT and info.unit == "fraction"
-    if declared.unit is not None and info.unit is not None and declared.unit != info.unit and not is_percent:
-        raise UserError(f"{where_unit}: {name} is measured in {info.unit!r}, not in {declared.unit!r}")
-    return info
 
 
 def _number(value: float | str, parameters: Parameters, where: str) -> float:

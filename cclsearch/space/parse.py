@@ -21,8 +21,8 @@ from cclsearch.space.table import Knob
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,40}$")
 _OPENED = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,79}$", re.ASCII)
 """Also the name of a variable."""
-_INTEGER = re.compile(r"^[+-]?\d{1,18}$")
-_DECIMAL = re.compile(r"^[+-]?(\d{1,30}\.\d*|\.\d+|\d{1,30})([eE][+-]?\d{1,3})?$")
+_INTEGER = re.compile(r"^[+-]?\d{1,18}$", re.ASCII)
+_DECIMAL = re.compile(r"^[+-]?(\d{1,30}\.\d*|\.\d+|\d{1,30})([eE][+-]?\d{1,3})?$", re.ASCII)
 _TRUTH_VALUES = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
 
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from cclsearch.core.metrics import NUM_ACCELERATORS
+from cclsearch.core.numbers import read_amount
 from cclsearch.record.trial import Trial
 from cclsearch.report.figures import find_shown_metric, format_value
 from cclsearch.tasks.base import Task, task_of
@@ -208,11 +209,9 @@ def read_prices(parameters: Mapping[str, str], accelerators: Sequence[str]) -> d
     prices = {}
     for place, name in enumerate(accelerators[:MAX_PRICES]):
         try:
-            price = float(parameters.get(f"price.{place}", ""))
+            prices[name] = read_amount(parameters.get(f"price.{place}", ""), 1e-6, 1e6)
         except ValueError:
             continue
-        if 0 < price < 1e6:
-            prices[name] = price
     return prices
 
 

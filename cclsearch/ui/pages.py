@@ -174,7 +174,7 @@ class Pages:
         if not text.strip():
             return None
         view = next((view for view in views if view.folder.name == name), None)
-        if view is None or not number.isdecimal() or len(number) > 8:
+        if view is None or not number.isascii() or not number.isdecimal() or len(number) > 8:
             raise UserError(f"there is no trial {text!r} in the compared runs: write RUN/NUMBER")
         return view, view.find_trial(int(number))
 

@@ -14,13 +14,13 @@ from typing import IO
 
 from cclsearch.core.content import list_content, list_profiles
 from cclsearch.core.errors import UserError
+from cclsearch.core.numbers import MAX_TRIALS, read_whole
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.nightly.window import NIGHTS_FOLDER
 from cclsearch.record.lock import interrupt_holder, name_holder
 from cclsearch.ui.run_index import RunIndex
 
-MAX_BUDGET = 100_000
 MAX_STARTED = 20
 """Started searches that the page remembers."""
 FIRST_LOOK_S = 30.0
@@ -75,7 +75,7 @@ class SearchStarter:
         for name, known in choices.items():
             if name == "workload" or fields.get(name):
                 arguments.append(f"--{name}={_choose(fields, name, known)}")
-        arguments.append(f"--budget={read_number(fields, 'budget', 15, 1, MAX_BUDGET)}")
+        arguments.append(f"--budget={read_number(fields, 'budget', 15, 1, MAX_TRIALS)}")
         arguments.append(f"--seed={read_number(fields, 'seed', 0, 0, 2**32 - 1)}")
         name = str(fields.get("name") or "")
         if name and (len(name) > 80 or not set(name) <= _NAME or name[0] in ".-"):
@@ -130,8 +130,7 @@ def _choose(fields: Mapping[str, object], name: str, known: list[str]) -> str:
 
 def read_number(fields: Mapping[str, object], name: str, default: int, low: int, high: int) -> int:
     """The whole number of a form's field, or the default if it is empty; raises UserError if it is not one."""
-    text = str(fields.get(name) or default)
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else -1
-    if not low <= number <= high:
-        raise UserError(f"{name} must be a whole number from {low:,} to {high:,}, not {one_line(text, 40)!r}")
-    return number
+    try:
+        return read_whole(str(fields.get(name) or default), low, high)
+    except ValueError as error:
+        raise UserError(f"{name} {error}") from None

@@ -11,6 +11,7 @@ from typing import Any
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.compare import draw_curves
 from cclsearch.charts.trials import Axis, draw_history
+from cclsearch.core.numbers import read_whole
 from cclsearch.record.trial import TrialState
 from cclsearch.report.rows import TrialRow
 from cclsearch.ui.run_index import RunEntry
@@ -48,7 +49,7 @@ class TableQuery:
             state=state if state in set(TrialState) else "",
             sort=parameters.get("sort", NUMBER)[:100],
             is_down=parameters.get("down", "1") != "0",
-            page=min(int(page), MAX_PAGE) if page.isascii() and page.isdecimal() and len(page) < 8 and int(page) else 1,
+            page=_read_page(page),
         )
 
     def change(self, **parts: object) -> dict[str, object]:
@@ -56,6 +57,13 @@ class TableQuery:
         own = {"q": self.words, "state": self.state, "sort": self.sort, "down": int(self.is_down), "page": self.page}
         default = {"q": "", "state": "", "sort": NUMBER, "down": 1, "page": 1}
         return {key: value for key, value in {**own, **parts}.items() if value != default.get(key)}
+
+
+def _read_page(text: str) -> int:
+    try:
+        return read_whole(text, 1, MAX_PAGE)
+    except ValueError:
+        return 1
 
 
 @dataclass(frozen=True)

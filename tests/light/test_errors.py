@@ -67,7 +67,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("run -w wl2 --launcher replay --llm none --max-tokens 5", "--max-tokens: no LLM is used"),
     ("run -w wl2 --launcher replay --max-usd 1 --llm-mode policy", "--llm-mode and --max-usd: no LLM is used"),
     ("run -w wl2 --launcher replay --runs empty", "cannot create the run folder"),
-    ("run -w wl2 --launcher replay --seed 4294967296", "--seed: must be less than 4294967296"),
+    ("run -w wl2 --launcher replay --seed 4294967296", "--seed: must be at most 4,294,967,295"),
     ("sweep -w wl2 --launcher replay --weights 1:0:0.1", "not '1:0:0.1'"),
     ("sweep -w wl2 --launcher replay --seed-policy dense", "--seed-policy: no LLM is used"),
     ("show first x", "TRIAL: must be a whole number of at least 1, not 'x'"),

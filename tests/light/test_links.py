@@ -122,7 +122,7 @@ def test_units_are_converted_by_the_name_of_the_column(tmp_path):
         ("src,dst,gbps,latency_us\na,b,1 GB/s,3\n", "row 2: gbps must be a number without a unit, not '1 GB/s'"),
         ("src,dst,gbps,latency_us\na,b,1,3\n", "the bandwidth from 'b' to 'a' is missing"),
         ("src,dst,gbps,latency_us\na,b,1,3\nb,a,-1,3\n", "gbps from 'b' to 'a' must be above 0, not -1"),
-        ("src,dst,gbps,latency_us\na,b,1,3\nb,a,nan,3\n", "gbps from 'b' to 'a' must be above 0, not nan"),
+        ("src,dst,gbps,latency_us\na,b,1,3\nb,a,nan,3\n", "gbps must be a number without a unit, not 'nan'"),
         ("src,dst,gbps,latency_us\na,b,1,-3\nb,a,1,3\n", "latency_us from 'a' to 'b' must be 0 or more, not -3"),
         ("src,dst,gbps,latency_us\na,b,1,3\na,b,1,3\n", "row 3 gives the pair 'a' to 'b' a second time"),
         ("src,dst,gbps,latency_us\na,b,1\n", "row 2 has 3 cells, but the header has 4"),

@@ -125,8 +125,8 @@ def test_a_metric_of_the_run_script_can_be_an_objective(tmp_path):
     [
         ("composite:weight=2", "weight: must be at most 1; it is 2"),
         ("composite:weight=-0.1", "weight: must be at least 0"),
-        ("composite:weight=nan", "weight: must be finite"),
-        ("composite:weight=much", "weight: must be a number; it is 'much'"),
+        ("composite:weight=nan", "weight: must be a finite number"),
+        ("composite:weight=much", "weight: must be a finite number; it is 'much'"),
         ("composite:wait=0.3", r"there is no parameter 'wait' \(did you mean 'weight'\?\); known: weight"),
         ("composite:weight=0.3,,", "name:parameter=value"),
         ("composite:reference_step_time_s=0", "reference_step_time_s: must be above 0"),

@@ -207,7 +207,7 @@ def test_traces_of_azure_and_burstgpt_are_loads(text, arrivals, tmp_path):
         ("Timestamp,Request tokens\n1,2\n", "needs the columns"),
         ("Timestamp,Request tokens,Response tokens\n5,1,1\n4,1,1\n", "row 3: Timestamp must not be before"),
         ("Timestamp,Request tokens,Response tokens\n-5,1,1\n", "row 2: Timestamp: must be a time from 0 on"),
-        ("Timestamp,Request tokens,Response tokens\nnan,1,1\n", "row 2: Timestamp: must be a time from 0 on"),
+        ("Timestamp,Request tokens,Response tokens\nnan,1,1\n", "row 2: Timestamp: must be seconds or a date"),
         ("Timestamp,Request tokens,Response tokens\n5,nan,1\n", "row 2: Request tokens: must be a whole number"),
         ("Timestamp,Request tokens,Response tokens\n5,1\n", "row 2: Response tokens: must be a whole number"),
         ("Timestamp,Request tokens,Response tokens\n5,1,-1\n", "row 2: Response tokens: must be a whole number"),

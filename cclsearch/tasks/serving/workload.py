@@ -15,6 +15,7 @@ from cclsearch.card.fields import OTHER_WORK_FIELDS, CardField, FieldKind
 from cclsearch.card.model import StatedCard
 from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
+from cclsearch.core.numbers import parse_number
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Config
 from cclsearch.scoring.objective import Constraint, Objective
@@ -362,7 +363,7 @@ def read_request_trace(card: StatedCard) -> tuple[PlannedRequest, ...]:
 def _read_time(cell: str | None, where: str) -> float:
     text = (cell or "").strip()
     try:
-        value = float(text)
+        value = parse_number(text)
     except ValueError:
         try:
             value = datetime.fromisoformat(text[:26]).timestamp()
@@ -376,7 +377,7 @@ def _read_time(cell: str | None, where: str) -> float:
 def _read_tokens(cell: str | None, where: str) -> int:
     text = (cell or "").strip()
     try:
-        value = float(text)
+        value = parse_number(text)
     except ValueError:
         value = math.nan
     if not 0 <= value < 1e8 or not value.is_integer():

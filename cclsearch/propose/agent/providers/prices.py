@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.numbers import read_amount
 from cclsearch.core.values import Model
 
 _PRICED = Decimal(1000)
@@ -52,8 +53,8 @@ class PriceList(Model):
 def parse_price(text: str) -> Price:
     """Return the price of `--llm-price INPUT,OUTPUT`, in US dollars for a million tokens."""
     try:
-        given = [float(part) for part in text.split(",")]
-        if len(given) == 2 and all(0 <= usd < 1e6 for usd in given):
+        given = [read_amount(part, 0.0, 1e6) for part in text.split(",")]
+        if len(given) == 2:
             return Price(model="*", input_usd=given[0], output_usd=given[1], source="--llm-price")
     except ValueError:
         pass

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.numbers import read_amount
 from cclsearch.core.offline import is_local_url, refuse_outside
 from cclsearch.core.registry import describe_broken_plugins
 from cclsearch.core.secrets.names import declare_secret
@@ -115,13 +116,12 @@ def refuse_if_offline(spec: LlmSpec) -> None:
 def read_timeout_s(effort: Effort | None = None) -> float:
     """Timeout of one answer in seconds; raises UserError if the variable is not a valid number."""
     given = os.environ.get(TIMEOUT_NAME, "").strip()
+    if not given:
+        return TIMEOUTS_S[effort] if effort else TIMEOUT_S
     try:
-        seconds = float(given) if given else TIMEOUTS_S[effort] if effort else TIMEOUT_S
+        return read_amount(given, 1.0, 86_400.0)
     except ValueError:
-        seconds = 0.0
-    if not 1.0 <= seconds <= 86_400.0:
-        raise UserError(f"{TIMEOUT_NAME} must be seconds from 1 to 86400, not {given!r}")
-    return seconds
+        raise UserError(f"{TIMEOUT_NAME} must be seconds from 1 to 86400, not {given!r}") from None
 
 
 def make_provider(spec: LlmSpec, *, timeout_s: float = TIMEOUT_S, effort: Effort | None = None) -> Provider:
