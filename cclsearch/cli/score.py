@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
-from cclsearch.card.model import Card
 from cclsearch.cli.arguments import take
 from cclsearch.core.errors import require_writable
 from cclsearch.core.text import plain
 from cclsearch.core.values import Config
 from cclsearch.trace.answers.score_request import ScoreRequest, list_metrics, score_request
 from cclsearch.trace.ccl_bench import StepScoreReference
-from cclsearch.trace.export.perfetto import export_perfetto
 from cclsearch.trace.names.kernels import use_classes
+
+if TYPE_CHECKING:
+    from cclsearch.card.model import Card
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         for name, chart in draw_pictures(scored.views[-1]).items():
             write_picture(chart, Path(args.picture) / name)
     if args.perfetto:
+        from cclsearch.trace.export.perfetto import export_perfetto
+
         export_perfetto(scored.views[-1], Path(args.perfetto))
     if args.json:
         print(orjson.dumps(scored.as_data(), option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode())

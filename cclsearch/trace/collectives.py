@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cclsearch.card.model import Card
 from cclsearch.trace.events import Collective, CollectiveKind, EventTable, Kind
 from cclsearch.trace.intervals import Int64s, covered_ns, total_ns
 from cclsearch.trace.view import RankView, TraceView
+
+if TYPE_CHECKING:
+    from cclsearch.card.model import Card
 
 _RING = {
     CollectiveKind.ALL_REDUCE: 2.0,

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import orjson
 
-from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
@@ -20,11 +20,13 @@ from cclsearch.trace.events import EventTable, FileReport, FileStatus, Reason, S
 from cclsearch.trace.files.cache import cache_path, load_tables, save_tables
 from cclsearch.trace.files.find import TraceFile, find_traces
 from cclsearch.trace.files.merge import FileTables, merge_tables
-from cclsearch.trace.files.pool import read_in_processes
 from cclsearch.trace.files.run_log import TRACE_FOLDER, read_run_log
 from cclsearch.trace.readers.base import READERS
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
 from cclsearch.trace.view import TraceView
+
+if TYPE_CHECKING:
+    from cclsearch.card.model import Card
 
 # The start of a process takes 0.35 s of CPU time; C reads 0.4 to 0.8 GB/s.
 BYTES_PER_PROCESS = 256 << 20
@@ -104,6 +106,8 @@ def _read_all(files: Sequence[TraceFile], workers: int, use_cache: bool) -> dict
         threads = {file: workers if sizes[file] >= BYTES_FOR_THREADS else 1 for file in files}
         is_one_of_many = len(files) > 1
         return {f: _read_and_keep(f, use_cache, is_one_of_many=is_one_of_many, threads=threads[f]) for f in files}
+    from cclsearch.trace.files.pool import read_in_processes
+
     with tempfile.TemporaryDirectory(prefix="ccl-columns-") as scratch:
         places = {file: str(Path(scratch) / f"{number}.ccl-columns") for number, file in enumerate(files)}
         return read_in_processes(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cclsearch.space.table import count_ranks
 from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, TraceSet, rows_of_kinds
 from cclsearch.trace.files.cache import release_memory
 from cclsearch.trace.intervals import Int64s, covered_ns, merge_spans, unite_spans
@@ -336,6 +334,8 @@ class TraceView:
         traced = f"traces of {found} devices were found"
         if self._devices_in_groups > found:
             return f"{traced}, but the groups of the collectives have {self._devices_in_groups}"
+        from cclsearch.space.table import count_ranks  # with all that a search space needs
+
         configured = count_ranks(self.config) if self.config is not None and "dp" in self.config else None
         if configured is not None and configured != found:
             return f"{traced} (no world size recorded), but the configuration uses {configured}"
@@ -384,6 +384,8 @@ def call_both(threads: int, one: Callable[[], One], other: Callable[[], Other]) 
     """Return the results of both; with several threads they run at the same time (numpy mostly releases the GIL)."""
     if threads < 2:
         return one(), other()
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(other)
         return one(), found.result()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from cclsearch.card.load import inspect_card
-from cclsearch.card.model import Card, Hardware, ModelArch, MoEArch, Phase
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import METRICS
 from cclsearch.core.table import format_table
@@ -34,6 +32,9 @@ from cclsearch.trace.read import open_trace, read_config
 from cclsearch.trace.result import NotAvailable
 from cclsearch.trace.score import try_diagnose
 from cclsearch.trace.view import NO_TIMES, TraceView
+
+if TYPE_CHECKING:
+    from cclsearch.card.model import Card, ModelArch
 
 _SETTINGS = {
     "num_accelerators": "num_accelerators",
@@ -75,11 +76,15 @@ def load_scoring_card(name: str | None, overlays: Sequence[str] = (), sets: Sequ
 
     Raises UserError if the file has no `workload` section, or if a setting names an unknown field.
     """
+    from cclsearch.card.load import inspect_card  # takes as long as scoring a small trace
+
     report = inspect_card(name, overlays, sets)
-    return report.card or cast(Card, _partial(report.values, report.name))
+    return report.card or cast("Card", _partial(report.values, report.name))
 
 
 def _partial(values: Mapping[str, Any], name: str) -> KnownFields:
+    from cclsearch.card.model import Hardware, Phase
+
     hardware = {field: values[field] for field in Hardware.model_fields if field in values}
     renamed = {"total_count": "num_accelerators", "count_per_node": "accelerators_per_node", "memory_gb": "memory_gib"}
     hardware |= {new: values[old] for old, new in renamed.items() if old in values and new not in hardware}
@@ -102,6 +107,8 @@ def _partial(values: Mapping[str, Any], name: str) -> KnownFields:
 
 
 def _partial_model(values: Mapping[str, Any]) -> KnownFields | ModelArch:
+    from cclsearch.card.model import ModelArch, MoEArch
+
     defaults = {name: info.default for name, info in ModelArch.model_fields.items() if not info.is_required()}
     arch = {**defaults, **{name: values[name] for name in ModelArch.model_fields if name in values}}
     experts = {name: values[name] for name in MoEArch.model_fields if name in values}

@@ -9,7 +9,6 @@ from pathlib import Path
 from cclsearch.core.text import one_line
 from cclsearch.trace.events import EventTable, FileReport, FileStatus, Reason, Status, TraceSet
 from cclsearch.trace.files.cache import release_memory
-from cclsearch.trace.files.execution_join import join_execution_trace, read_record_ids
 from cclsearch.trace.files.find import TraceFile
 from cclsearch.trace.matching import blocking_groups, share_clock
 from cclsearch.trace.readers.stream import TraceError
@@ -69,6 +68,8 @@ def _join_execution_traces(
     if not executions or not profiles:
         return pairs, []
     ranks = assign_ranks(profiles)
+    from cclsearch.trace.files.execution_join import join_execution_trace, read_record_ids
+
     of_rank = dict(zip(_ranks_beside(executions, ranks), executions, strict=True))
     joined, notes = [], []
     for rank, (file, table) in zip(ranks, profiles, strict=True):

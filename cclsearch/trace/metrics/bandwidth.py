@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.card.model import Card
 from cclsearch.trace.collectives import (
     CollectiveSample,
     collect_samples,
@@ -25,6 +25,9 @@ from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.metrics.ranks import find_caveat
 from cclsearch.trace.result import mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView
+
+if TYPE_CHECKING:
+    from cclsearch.card.model import Card
 
 # Smaller messages measure latency rather than bandwidth.
 MIN_BANDWIDTH_BYTES = 1 << 20

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.card.arch import count_parts, flops_per_token, tokens_per_step
-from cclsearch.card.hardware import PRECISIONS, Accelerator, match_accelerator, state_accelerator
-from cclsearch.card.model import Card, ModelArch, Phase
 from cclsearch.core.text import one_line
 from cclsearch.trace.events import Reason
 from cclsearch.trace.flops import find_flops
 from cclsearch.trace.intervals import Int64s, total_ns
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.metrics.steps import measure_step_time, require_card
+from cclsearch.trace.metrics.steps import measure_step_time, require_card, tokens_per_step
 from cclsearch.trace.names.kernels import PRODUCTS
 from cclsearch.trace.result import if_available, mean_over_ranks
 from cclsearch.trace.view import RankView, TraceView, require_windows
+
+if TYPE_CHECKING:
+    from cclsearch.card.hardware import Accelerator
+    from cclsearch.card.model import Card
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Peak:
 
 def _find_device(trace: TraceView) -> Accelerator:
     """Return the accelerator that the trace ran on, by its name in the trace, else by the card; raises NotAvailable."""
+    from cclsearch.card.hardware import match_accelerator
+
     named = next((d for view in trace.ranks.values() for d in view.table.devices if d.name), None)
     found = match_accelerator(named.name, (named.memory_bytes or 0) / 2**30 or None) if named else None
     is_named = named is not None and bool(named.name)
@@ -51,6 +55,8 @@ def _find_device(trace: TraceView) -> Accelerator:
 
 def find_peak(trace: TraceView, precision: str) -> Peak:
     """Return the device's dense peak at the dtype; raises NotAvailable if hardware.yaml and the trace lack it."""
+    from cclsearch.card.hardware import PRECISIONS
+
     try:
         device = _find_device(trace)
     except NotAvailable:
@@ -70,6 +76,8 @@ def _accelerator_of(card: Card) -> Accelerator | None:
     named, stated = if_available(lambda: card.hardware.accelerator), card.hardware.peak_flops
     if named is None and not stated:
         return None
+    from cclsearch.card.hardware import state_accelerator
+
     memory_gib = if_available(lambda: card.hardware.memory_gib)
     found = state_accelerator(named or "stated", memory_gib, stated, card.hardware.memory_gb_per_s)
     return found if found is None or not card.hardware.nominal else found.model_copy(update={"nominal": True})
@@ -97,6 +105,9 @@ def _model_flops(card: Card, attention: float) -> ModelFlops:
 
     Raises NotAvailable if it has neither, or if experts make the parameters in use unknown.
     """
+    from cclsearch.card.arch import count_parts, flops_per_token
+    from cclsearch.card.model import ModelArch
+
     arch = card.arch
     if isinstance(arch, ModelArch):
         per_token = flops_per_token(arch, card.number("seq_len"))
@@ -118,7 +129,7 @@ def _measure_mfu(trace: TraceView, attention: float) -> Draft:
     step = measure_step_time(trace)
     model = _model_flops(card, attention)
     per_token = model.per_token
-    if if_available(lambda: card.phase) is Phase.INFERENCE:
+    if if_available(lambda: card.phase) == "inference":
         per_token /= 3.0
     achieved = per_token * tokens_per_step(card) / step.value / trace.num_devices
     if achieved > peak.flops:

@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.card.model import Phase
 from cclsearch.trace.events import DEVICE_WORK, Reason
 from cclsearch.trace.files.run_log import RunLog, ServingLog
 from cclsearch.trace.metric import Draft, NotAvailable, metric
@@ -68,7 +67,7 @@ def _from_summary(log: RunLog, key: str, of: str) -> Draft:
 def _require_batches(trace: TraceView) -> dict[int, list[Batch]]:
     card = trace.card
     phase = if_available(lambda: card.phase) if card is not None else None
-    if card is not None and phase is not None and phase is not Phase.INFERENCE:
+    if card is not None and phase is not None and phase != "inference":
         raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {card.task}, not for inference")
     found = {rank: batches for rank, view in trace.ranks.items() if (batches := find_batches(view))}
     if not found:

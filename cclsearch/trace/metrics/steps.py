@@ -6,13 +6,11 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from pydantic import JsonValue
 
-from cclsearch.card.arch import tokens_per_step
-from cclsearch.card.model import Card, Phase
 from cclsearch.trace.collectives import (
     covered_by_label,
     explain_no_communication,
@@ -26,6 +24,9 @@ from cclsearch.trace.metric import Draft, NotAvailable, metric
 from cclsearch.trace.result import if_available, mean_over_ranks
 from cclsearch.trace.view import NO_TIMES, StepParts, TraceView, require_windows
 from cclsearch.trace.windows import NO_STEPS, first_reason
+
+if TYPE_CHECKING:
+    from cclsearch.card.model import Card
 
 
 def _measure_share(trace: TraceView, pick: Callable[[StepParts], Int64s]) -> Draft:
@@ -212,21 +213,28 @@ def _describe_periods(trace: TraceView, periods: list[float], slowest: int) -> d
     return inputs
 
 
-def require_card(trace: TraceView, phase: Phase | None = None) -> Card:
+def require_card(trace: TraceView, phase: str = "") -> Card:
     """Return the card; raises NotAvailable if there is none or it is for another phase."""
     if trace.card is None:
         raise NotAvailable(Reason.CARD_MISSING_FIELD, "needs a workload card (--card)")
     card = trace.card
     stated = if_available(lambda: card.phase)
-    if phase is not None and stated is not None and stated is not phase:
-        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {card.task}, not for {phase.value}")
+    if phase and stated is not None and stated != phase:
+        raise NotAvailable(Reason.PHASE_MISMATCH, f"the card is for {card.task}, not for {phase}")
     return card
+
+
+def tokens_per_step(card: Card) -> int:
+    """Return `cclsearch.card.arch.tokens_per_step`, whose import takes as long as scoring a small trace."""
+    from cclsearch.card import arch
+
+    return arch.tokens_per_step(card)
 
 
 @metric("tokens_per_s", unit="tokens/s", better="higher", over="trace")
 def measure_tokens_per_s(trace: TraceView) -> Draft:
     """Tokens of the card's global batch over trace_step_time. `inputs` has the rate per device."""
-    card = require_card(trace, Phase.TRAINING)
+    card = require_card(trace, "training")
     step = measure_step_time(trace)
     rate = tokens_per_step(card) / step.value
     return Draft(
@@ -306,6 +314,6 @@ def _batch_rule(trace: TraceView, base: TraceView) -> tuple[Rule, float, bool]:
     """Return strong or weak, the ratio of tokens per step to the base, and whether cards state it."""
     if trace.card is None or base.card is None:
         return "strong", 1.0, False
-    card, other = require_card(trace, Phase.TRAINING), require_card(base, Phase.TRAINING)
+    card, other = require_card(trace, "training"), require_card(base, "training")
     ratio = tokens_per_step(card) / tokens_per_step(other)
     return ("strong" if ratio == 1 else "weak"), ratio, True

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cclsearch.trace.readers.kineto.scanner import Cutting, PieceScanner, ScannedPiece
 from cclsearch.trace.readers.stream import ByteStream, TraceError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # With 4 MB, Python's part of the work is 5 % of it.
 PACKED_BLOCKS = 8
@@ -127,6 +130,8 @@ class ScanParts:
 
         Afterwards the stream gives the text that was not used.
         """
+        from concurrent.futures import ThreadPoolExecutor
+
         free: list[Part] = []
         begun: deque[tuple[Part, Future[None]]] = deque()
         is_last = False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -204,7 +203,7 @@ class PieceScanner:
         library = load_library(library_path())
         assert library is not None
         self._library = library
-        self._handle = library.ccl_new(secrets.randbits(64))
+        self._handle = library.ccl_new(int.from_bytes(os.urandom(8)))
         if not self._handle:
             raise MemoryError
         for category, kind in KINETO_KINDS.items():
