@@ -21,10 +21,13 @@ from cclsearch.core.values import Config
 from cclsearch.network.collectives import ALGORITHMS, Compression
 from cclsearch.network.spec import ClusterSpec, parse_cluster
 from cclsearch.network.sweep import HardwareOption, Speeds, SweepRow, TimeOn, sweep, vary
-from cclsearch.plan.subject import Asked, find_subject
+from cclsearch.plan.subject import Subject
+from cclsearch.plan.warm_start import Learned, learn_about
+from cclsearch.report.figures import show_interval
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
-from cclsearch.stats.closed_form import predict_space, predictor_of
+from cclsearch.stats.closed_form import Prediction, predictor_of
+from cclsearch.stats.kernel import Array
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.events import Reason
 from cclsearch.trace.metric import NotAvailable
@@ -137,17 +140,17 @@ def sweep_trace(
 
 
 def sweep_prediction(
-    asked: SweepAsked, workload: str, *, framework: str | None = None, config: str | None = None
+    asked: SweepAsked, subject: Subject, *, config: str | None = None, sources: Sequence[str] = ()
 ) -> HardwareSweep:
     """Return a workload's predicted configuration on other clusters: the one given, or the best that fits."""
     given = [("--algorithm", asked.algorithm != "auto"), ("--compress", asked.compression), ("--ranks", asked.ranks)]
     odd = next((name for name, value in given if value), None)
     if odd is not None:
         raise UserError(f"{odd} belongs to a trace; a predicted configuration has its own")
-    subject = find_subject(Asked(workload=workload, framework=framework))
     card, space = subject.card, subject.build_space()
     matches = space.matching(parse_assignments(config, space.knobs) if config else {})
-    row = _choose_row(card, space, matches, config or "")
+    learned = learn_about(subject, space, sources, None)
+    row, prediction = _choose_row(learned, matches, config or "")
     ranks = int(space.num_accelerators_N[row])
     base = asked.base or cluster_of(card.hardware.chip, ranks, card.hardware.domain)
     options = _options(base, card.hardware.chip, asked)
@@ -156,9 +159,14 @@ def sweep_prediction(
         raise UserError(
             f"{space.config(row)} needs {ranks} ranks, but the cluster {small.describe()} has {small.num_ranks}"
         )
-    rows = sweep(HardwareOption("base", base), options, _predict_on_clusters(card, space, row))
+    time_on = _predict_on_clusters(card, space, row, prediction.theta_P)
+    # what the closed form leaves of the card's own hardware, or of a measurement there, it also leaves of the others
+    left = float(prediction.value_N[row]) / _expect(card, space, row, prediction.theta_P)
+    rows = sweep(HardwareOption("base", base), options, lambda cluster, speeds: left * time_on(cluster, speeds))
     metric = task_of(card).primary_metric
-    notes = [*subject.notes, "predicted before calibration by trials; whether it fits into memory is not checked"]
+    known = learned.notes or ("predicted before calibration by trials",)
+    figure = show_interval(prediction.describe(row), metric.name, "{:.3g}".format)
+    notes = [*subject.notes, *known, f"base {figure} {metric.unit}; whether it fits into memory is not checked"]
     return HardwareSweep(rows, f"{card.name}: {space.config(row)}", metric.words, notes)
 
 
@@ -204,24 +212,25 @@ def _read_compression(text: str | None) -> Compression | None:
     return Compression(float(match[1]), *rates)
 
 
-def _choose_row(card: Card, space: Space, matches: np.ndarray[tuple[int], np.dtype[np.bool_]], asked: str) -> int:
-    """Return the matching row that is predicted to be best and to fit; UserError if there is none."""
-    prediction = predict_space(card, space)
-    primary = task_of(card).primary_metric
-    if prediction is None or primary.unit != "s":
+def _choose_row(
+    learned: Learned, matches: np.ndarray[tuple[int], np.dtype[np.bool_]], asked: str
+) -> tuple[int, Prediction]:
+    """Return the matching row that is predicted to be best and to fit, and the prediction; UserError without."""
+    card = learned.view.card
+    if learned.view.primary.unit != "s":
         raise UserError(f"{card.name}: its task {card.task!r} predicts no seconds, so there is nothing to simulate")
     rows = np.flatnonzero(matches)
     if not len(rows):
         raise UserError(
             f"no configuration in the search space matches --config {asked!r}: see `ccl-search space explain`"
         )
-    return int(prediction.order(rows)[0])
+    prediction, _ = learned.predict(rows)
+    return int(prediction.order(rows)[0]), prediction
 
 
-def _predict_on_clusters(card: Card, space: Space, row: int) -> TimeOn:
+def _predict_on_clusters(card: Card, space: Space, row: int, theta_P: Array) -> TimeOn:
     """Return the function of cluster and speeds to the predicted seconds of this configuration."""
-    one = replace(space, codes_NK=space.codes_NK[row : row + 1])
-    primary, chip = task_of(card).primary, card.hardware.chip
+    chip = card.hardware.chip
 
     def time_on(cluster: ClusterSpec, speeds: Speeds) -> float:
         hardware = card.hardware.model_copy(
@@ -232,7 +241,13 @@ def _predict_on_clusters(card: Card, space: Space, row: int) -> TimeOn:
                 "memory_gb_per_s": chip.memory_gb_per_s * speeds.memory,
             }
         )
-        form = predictor_of(card.model_copy(update={"hardware": hardware}), one).forms[primary]
-        return float(np.exp(form.metric.sign * form.log_cost(np.array([0]))(form.prior.mean_P))[0])
+        return _expect(card.model_copy(update={"hardware": hardware}), space, row, theta_P)
 
     return time_on
+
+
+def _expect(card: Card, space: Space, row: int, theta_P: Array) -> float:
+    """Return the closed form's seconds of one configuration with these log multipliers."""
+    one = replace(space, codes_NK=space.codes_NK[row : row + 1])
+    form = predictor_of(card, one).forms[task_of(card).primary]
+    return float(np.exp(form.metric.sign * form.log_cost(np.array([0]))(theta_P))[0])

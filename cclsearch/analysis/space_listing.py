@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.card.task import TASKS
@@ -12,6 +15,9 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of, plain
 from cclsearch.core.values import Value, format_config, format_knob_value
 from cclsearch.plan.subject import RECORDED, Subject
+from cclsearch.plan.warm_start import Learned, learn_about
+from cclsearch.propose.bayes.prediction import predict_posterior
+from cclsearch.report.figures import show_interval
 from cclsearch.report.launch_form import LaunchForm, make_launch
 from cclsearch.space.build import RuleVerdict, resolve_knobs
 from cclsearch.space.framework import FrameworkKnob
@@ -19,7 +25,6 @@ from cclsearch.space.knobs import meaning_of
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.rule import KIND_WORDS, Rule
 from cclsearch.space.table import Knob, Space
-from cclsearch.stats.closed_form import predict_space
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,14 @@ class ConfigAnswer:
         return "not in the search space for any values of the other knobs"
 
 
-def answer_config(subject: Subject, assignments: str, *, with_launch: bool = False) -> ConfigAnswer:
+def answer_config(
+    subject: Subject,
+    assignments: str,
+    *,
+    with_launch: bool = False,
+    sources: Sequence[str] = (),
+    runs: Path | None = None,
+) -> ConfigAnswer:
     """Return the rules' verdicts on `tp=2,dp=8`; values that follow from these are filled in."""
     knobs: Sequence[Knob] = subject.recording.space.knobs if subject.recording is not None else ()
     if subject.framework is not None:
@@ -192,7 +204,8 @@ def answer_config(subject: Subject, assignments: str, *, with_launch: bool = Fal
             config = dict(space.config(int(space.matching(config).argmax())))
     verdicts = subject.explain(config)
     missing = [knob.name for knob in knobs if knob.name not in config]
-    prediction = _predict(subject.card, space, config) if space is not None and not missing else None
+    is_known = space is not None and not missing
+    prediction = _predict(learn_about(subject, space, sources, runs), config) if is_known else None  # type: ignore[arg-type]
     if with_launch and missing:
         raise UserError(f"--launch needs a value of every knob; --config lacks {', '.join(missing)}")
     answer = ConfigAnswer(subject, config, verdicts, num_completions, not missing, prediction, None, why_empty)
@@ -201,24 +214,23 @@ def answer_config(subject: Subject, assignments: str, *, with_launch: bool = Fal
     return replace(answer, launch=make_launch(subject.card, subject.framework_name, config))
 
 
-def _predict(card: Card, space: Space, config: Mapping[str, Value]) -> dict[str, Any] | None:
-    """The closed-form prediction, not calibrated because nothing was measured yet; None if not in the space."""
-    row = space.row(config)
-    if row is None:
+def _predict(learned: Learned, config: Mapping[str, Value]) -> dict[str, Any] | None:
+    """The prediction by all that earlier trials teach; None if it is not in the space, or if there is none."""
+    row = learned.view.space.row(config)
+    found = None if row is None else predict_posterior(learned.view, np.array([row]))
+    if row is None or found is None:
         return None
-    prediction = predict_space(card, space)
-    if prediction is None:
-        return None
-    parts = {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()}
-    figures = {name: value for name, value in prediction.describe(row).items() if name != "fits"}
-    return {**figures, "memory_parts_gib": parts}
+    parts = {name: float(part[row]) for name, part in found[0].memory_parts_gib.items()}
+    figures = {name: value for name, value in found[0].describe(row).items() if name != "fits"}
+    return {**figures, "origin": found[0].origin(row), "notes": list(learned.notes), "memory_parts_gib": parts}
 
 
 def _describe_prediction(prediction: Mapping[str, Any], card: Card) -> list[str]:
     parts = ", ".join(f"{name.replace('_', ' ')} {gib:.2f}" for name, gib in prediction["memory_parts_gib"].items())
-    metric, lines = TASKS.get(card.task).primary_metric, []
+    metric, lines = TASKS.get(card.task).primary_metric, [f"note: {note}" for note in prediction["notes"]]
+    origin = "predicted, not measured" if prediction["origin"] == "predicted" else "measured"
     if parts:
-        figure = f"{prediction['memory_gib']:.2f} of {card.hardware.memory_gib:g} GiB per device ({parts})"
-        lines.append(f"predicted, not measured: memory {figure}")
-    time = f"{metric.words} {prediction[metric.name]:.3g} {metric.unit or ''}"
-    return [*lines, f"predicted, not measured: {time}".rstrip()]
+        figure = f"{show_interval(prediction, 'memory_gib', '{:.2f}'.format)} of {card.hardware.memory_gib:g} GiB"
+        lines.append(f"predicted, not measured: memory {figure} per device ({parts})")
+    time = f"{metric.words} {show_interval(prediction, metric.name, '{:.3g}'.format)} {metric.unit or ''}"
+    return [*lines, f"{origin}: {time}".rstrip()]

@@ -13,11 +13,11 @@ from cclsearch.card import load
 from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value, format_config, format_knob_value
+from cclsearch.plan.warm_start import NONE, learn_from_trials
 from cclsearch.space import build
 from cclsearch.space.framework import choose_framework
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
-from cclsearch.stats.closed_form import predict_space
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,21 +74,25 @@ def predict(
     framework: str | None = None,
     knobs: Knobs | None = None,
     use_fewer: bool = False,
+    learn_from: Sequence[str | os.PathLike[str]] | None = (),
+    runs_folder: str | os.PathLike[str] | None = None,
 ) -> pd.DataFrame:
     """Return the predicted figures of the `top` best configurations, as `ccl-search predict`; None means all.
 
-    `config` has values that the configurations must have. Nothing runs: the column `provenance` says `simulated`.
+    `config` has values that the configurations must have. `learn_from` names runs and recordings; without, measured
+    runs on the same cluster teach the prediction, and with None nothing does. Nothing runs: the column `provenance`
+    says `simulated`.
     """
     import pandas as pd
 
     loaded, space = _resolve(card, framework, knobs, use_fewer)
-    prediction = predict_space(loaded, space)
-    if prediction is None:
-        raise UserError(f"task {loaded.task!r} of {loaded.name} has no closed form: nothing is known before a trial")
     wanted = parse_assignments(config, space.knobs) if config else {}
     rows = np.flatnonzero(space.matching(wanted))
     if not len(rows):
         raise UserError(f"no configuration in the search space of {loaded.name} has {format_config(wanted)}")
+    sources = [NONE] if learn_from is None else [os.fspath(each) for each in learn_from]
+    learned = learn_from_trials(loaded, space, choose_framework(loaded)[1].name, sources, as_path(runs_folder))
+    prediction, _ = learned.predict(rows)
     chosen = [int(row) for row in prediction.order(rows)[:top]]
     figures = [{**space.config(row), **prediction.describe(row), "provenance": "simulated"} for row in chosen]
     return pd.DataFrame(figures)

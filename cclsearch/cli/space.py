@@ -18,11 +18,14 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--rows must be 0 or more, not {args.rows}")
     if (args.action == "explain") != (args.config is not None):
         raise UserError("`space explain` needs --config (for example tp=2,dp=8), and `space list` does not accept it")
+    if args.learn_from and args.config is None:
+        raise UserError("--learn-from adapts the prediction of one configuration: `ccl-search space explain --config`")
     if args.launch and args.config is None:
         raise UserError("--launch needs one configuration: `ccl-search space explain ... --config tp=2,... --launch`")
     subject = find_subject(read_asked(args))
     if args.action == "explain":
-        answer = answer_config(subject, args.config, with_launch=args.launch)
+        more = {"sources": args.learn_from, "runs": args.runs}
+        answer = answer_config(subject, args.config, with_launch=args.launch, **more)
         show(answer.as_data(), answer.as_lines(), as_json=args.json)
         return 0 if answer.is_legal else 1
     listing = list_space(subject)

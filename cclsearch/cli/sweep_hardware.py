@@ -12,6 +12,7 @@ from cclsearch.cli.arguments import take
 from cclsearch.cli.what_if import print_not_available
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
+from cclsearch.plan.subject import Asked, find_subject
 from cclsearch.report.write import check_picture, write_picture
 from cclsearch.trace.metric import NotAvailable
 
@@ -36,11 +37,12 @@ def _sweep(args: argparse.Namespace) -> HardwareSweep:
     if (args.trace is None) == (args.workload is None):
         raise UserError("give a TRACE or a --workload, and not both")
     if args.workload is None:
-        if args.config or args.framework:
-            raise UserError("--config and --framework belong to --workload; a trace has its own")
+        if args.config or args.framework or args.learn_from:
+            raise UserError("--config, --framework and --learn-from belong to --workload; a trace has its own")
         folder, domain = Path(args.trace), args.ranks_per_domain
         return sweep_trace(asked, folder, card=args.card, ranks_per_domain=domain, workers=args.workers)
     for option, value in (("--card", args.card), ("--ranks-per-domain", args.ranks_per_domain)):
         if value:
             raise UserError(f"{option} belongs to a trace; a predicted configuration has its own")
-    return sweep_prediction(asked, args.workload, framework=args.framework, config=args.config)
+    subject = find_subject(Asked(workload=args.workload, framework=args.framework))
+    return sweep_prediction(asked, subject, config=args.config, sources=args.learn_from)

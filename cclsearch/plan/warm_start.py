@@ -8,9 +8,13 @@ frozen in `search.yaml`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
@@ -20,23 +24,25 @@ from cclsearch.core.values import Failure, Provenance, Stage
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.replay import RECORDED_FAILURES
 from cclsearch.plan.request import SearchRequest
+from cclsearch.plan.subject import Subject
 from cclsearch.plan.target import find_recording
+from cclsearch.propose.base import SearchView
+from cclsearch.propose.bayes.prediction import predict_posterior
 from cclsearch.propose.events import LlmTurn, find_withdrawn
 from cclsearch.propose.observations import Observation
-from cclsearch.propose.warm_start.apply import apply_earlier
 from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, EarlierSearch
 from cclsearch.propose.warm_start.learn import learn_knowledge
 from cclsearch.record.ledger import LEDGER_FILE, fold_ledger
 from cclsearch.record.state import RunState
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.recording.table import RecordedRow, RowStatus, find_table
-from cclsearch.run.catalog import find_run
+from cclsearch.run.catalog import find_run, list_runs
 from cclsearch.run.spec import SPEC_FILE, RunSpec, hash_file, read_spec
 from cclsearch.scoring.evaluate import evaluate_evidence
 from cclsearch.scoring.evidence import Evidence
 from cclsearch.scoring.objective import Objective, single_metric
 from cclsearch.space.table import Space
-from cclsearch.stats.closed_form import Predictor, predictor_of
+from cclsearch.stats.closed_form import Prediction, Predictor, predictor_of
 from cclsearch.tasks.base import task_of
 
 AUTO = "auto"
@@ -117,7 +123,8 @@ def take_over(spec: RunSpec, space: Space, candidates: Sequence[Path], named: Se
     searched = [folder for folder in candidates if str(folder.resolve()) not in known]
     unreadable: list[str] = []
     found = [(read_spec(folder), fold_ledger(folder / LEDGER_FILE)) for folder in named]
-    found += _find_usable(spec, searched, unreadable) if spec.provenance is Provenance.MEASURED else []
+    if spec.provenance is Provenance.MEASURED:
+        found += _find_usable(partial(_is_same_cluster, spec), searched, unreadable)
     taken = [(earlier, state, trials) for earlier, state in found if (trials := _usable_trials(state))]
     notes = list(_describe_unreadable(unreadable))
     if taken:
@@ -129,38 +136,102 @@ def take_over(spec: RunSpec, space: Space, candidates: Sequence[Path], named: Se
     return spec.model_copy(update={"banner": (*spec.banner, *notes)})
 
 
-def adapt_predictor(
-    card: Card, space: Space, framework: str, sources: Sequence[str], runs: Path | None = None
-) -> tuple[Predictor, str]:
-    """Return the predictor with multipliers that the trials of these runs and recordings set, and a line that says so.
+@dataclass(frozen=True)
+class Learned:
+    """The view of a search that has not begun, with all that earlier trials teach it, and lines that name them."""
 
-    Raises UserError if one of them has another task, accelerator or framework, or no trial that was measured.
+    view: SearchView
+    notes: tuple[str, ...] = ()
+
+    def predict(self, wanted: NDArray[np.int64] | None = None) -> tuple[Prediction, Predictor]:
+        """Return the prediction of every configuration, and the predictor; UserError without a closed form."""
+        found = predict_posterior(self.view, wanted)
+        if found is None:
+            card = self.view.card
+            raise UserError(
+                f"task {card.task!r} of {card.name} has no closed form: nothing is known before a trial runs"
+            )
+        return found
+
+
+def learn_about(subject: Subject, space: Space, sources: Sequence[str], runs: Path | None) -> Learned:
+    """Return what is learned about a subject (`learn_from_trials`); about a recording, only from named sources."""
+    sources = sources or ([NONE] if subject.recording is not None else [])
+    return learn_from_trials(subject.card, space, subject.framework_name, sources, runs)
+
+
+def learn_from_trials(
+    card: Card, space: Space, framework: str, sources: Sequence[str] = (), runs: Path | None = None
+) -> Learned:
+    """Return what the trials of these runs and recordings teach, as a search learns it; `none` means nothing.
+
+    Without sources: the measured runs on this machine with this framework. Trials of the same work in this space are
+    observations; others show how the framework runs on the cluster. Raises UserError if a source has another task,
+    accelerator or framework, or no trial that was measured.
     """
-    searches, told = [], []
-    for source in dict.fromkeys(sources):
-        earlier, of_framework, trials = _read_source(source, runs)
-        pairs = {
-            "task": (earlier.task, card.task),
-            "accelerator": (earlier.hardware.accelerator, card.hardware.accelerator),
-            "framework": (of_framework, framework),
-        }
-        for what, (theirs, ours) in pairs.items():
-            if theirs != ours:
-                raise UserError(
-                    f"--learn-from {source!r} was measured with {what} {theirs!r}, but this is {ours!r}: name runs or"
-                    " recordings that have it in common"
-                )
-        measured = sum(trial.is_valid for trial in trials)
-        if not measured:
+    if list(sources) == [NONE]:
+        return Learned(view_space(card, space))
+    read = [(source, *_read_source(source, runs)) for source in dict.fromkeys(sources)]
+    read = read or _read_measured_here(card, framework, runs)
+    prior: list[Observation] = []
+    searches, notes = [], []
+    for source, earlier, of_framework, trials in read:
+        _require_alike(source, (card, framework), (earlier, of_framework))
+        if not (measured := sum(trial.is_valid for trial in trials)):
             raise UserError(f"--learn-from {source!r} has no trial that was measured: nothing can be learned from it")
-        searches.append((earlier, trials))
-        told.append(f"{one_line(source, 60)} ({one_line(earlier.name, 40)}, {count_of(measured, 'trial')})")
-    predictor = predictor_of(card, space)
-    knowledge = learn_knowledge(card, predictor, searches, with_odds=False)
-    if not knowledge.priors:
+        differs = _compare_work((card, framework), (earlier, of_framework))
+        rows = [None if differs else space.row(trial.config) for trial in trials]
+        here = [trial for trial, row in zip(trials, rows, strict=True) if row is not None]
+        elsewhere = [trial for trial, row in zip(trials, rows, strict=True) if row is None]
+        prior += here
+        searches += [(earlier, elsewhere)] if any(trial.is_valid for trial in elsewhere) else []
+        notes.append(_describe_reach(source, earlier, measured, differs, card))
+    knowledge = learn_knowledge(card, predictor_of(card, space), searches, with_odds=False) if searches else None
+    if not prior and knowledge is not None and not knowledge.priors:
         raise UserError(f"task {card.task!r} of {card.name} has no closed form that trials of other work could adapt")
-    note = f"{' and '.join(knowledge.priors)} adapted by {', '.join(told)}"
-    return apply_earlier(predictor, space, knowledge), note
+    return Learned(view_space(card, space, tuple(prior), knowledge), tuple(notes))
+
+
+def view_space(
+    card: Card, space: Space, prior: tuple[Observation, ...] = (), earlier: EarlierKnowledge | None = None
+) -> SearchView:
+    """Return the view of a search that has not begun; `prior` are trials of the same work."""
+    return SearchView(card, space, (), frozenset(), budget_left=1, seed=0, prior=prior, earlier=earlier)
+
+
+def _read_measured_here(
+    card: Card, framework: str, runs: Path | None
+) -> list[tuple[str, Card, str, list[Observation]]]:
+    """Return name, card, framework and trials of the newest measured runs on the same machine."""
+
+    def is_here(spec: RunSpec) -> bool:
+        same = (spec.card.task, spec.framework, _machine_of(spec.card)) == (card.task, framework, _machine_of(card))
+        return same and spec.provenance is Provenance.MEASURED
+
+    found = _find_usable(is_here, list_runs(runs), [])
+    return [(spec.run_id, spec.card, spec.framework, _usable_trials(state)) for spec, state in found]
+
+
+def _require_alike(source: str, ours: tuple[Card, str], theirs: tuple[Card, str]) -> None:
+    for what, own, other in (
+        ("task", ours[0].task, theirs[0].task),
+        ("accelerator", ours[0].hardware.accelerator, theirs[0].hardware.accelerator),
+        ("framework", ours[1], theirs[1]),
+    ):
+        if own != other:
+            raise UserError(
+                f"--learn-from {source!r} was measured with {what} {other!r}, but this is {own!r}: name runs or"
+                " recordings that have it in common"
+            )
+
+
+def _describe_reach(source: str, earlier: Card, measured: int, differs: Sequence[str], card: Card) -> str:
+    """Return how many trials a source has, and how far it is from the card: the farther, the wider the intervals."""
+    sizes = [each.hardware.num_accelerators for each in (earlier, card)]
+    scale = [f"{sizes[0]} accelerators, here {sizes[1]}"] if sizes[0] != sizes[1] else []
+    reach = ", ".join([f"other {', '.join(differs)}"] * bool(differs) + scale) or "the same work"
+    trials = count_of(measured, "trial")
+    return f"predictions learn from {one_line(source, 60)} ({one_line(earlier.name, 40)}, {trials}; {reach})"
 
 
 def _read_source(source: str, runs: Path | None) -> tuple[Card, str, list[Observation]]:
@@ -218,18 +289,29 @@ def _describe_recording(spec: RunSpec, recording: Recording) -> RunSpec:
 
 def _find_differences(spec: RunSpec, earlier: RunSpec) -> list[str]:
     """Return the differences between two runs that make their times incomparable."""
-    names = {**spec.card.work, **earlier.card.work}
     pairs = {
-        "task": (spec.card.task, earlier.card.task),
-        "model": (spec.card.model, earlier.card.model),
-        **{name.replace("_", " "): (spec.card.work.get(name), earlier.card.work.get(name)) for name in names},
-        "precision": (spec.card.precision, earlier.card.precision),
-        "accelerator": (spec.card.hardware.accelerator, earlier.card.hardware.accelerator),
-        "framework": (spec.framework, earlier.framework),
         "provenance": (spec.provenance, earlier.provenance),
         "simulated cluster": (spec.simulated_cluster, earlier.simulated_cluster),
     }
-    return [name for name, (ours, theirs) in pairs.items() if ours != theirs]
+    differs = _compare_work((spec.card, spec.framework), (earlier.card, earlier.framework))
+    return [*differs, *(name for name, (ours, theirs) in pairs.items() if ours != theirs)]
+
+
+def _compare_work(ours: tuple[Card, str], theirs: tuple[Card, str]) -> list[str]:
+    """Return the differences in work, accelerator and framework."""
+    (card, framework), (earlier, of_framework) = ours, theirs
+    pairs = {
+        "task": (card.task, earlier.task),
+        "model": (card.model, earlier.model),
+        **{
+            name.replace("_", " "): (card.work.get(name), earlier.work.get(name))
+            for name in {**card.work, **earlier.work}
+        },
+        "precision": (card.precision, earlier.precision),
+        "accelerator": (card.hardware.accelerator, earlier.hardware.accelerator),
+        "framework": (framework, of_framework),
+    }
+    return [name for name, (one, other) in pairs.items() if one != other]
 
 
 def _differs_in_work(spec: RunSpec, folder: Path) -> bool:
@@ -241,7 +323,7 @@ def _differs_in_work(spec: RunSpec, folder: Path) -> bool:
 def _is_comparable(spec: RunSpec, folder: Path) -> bool:
     try:
         earlier = read_spec(folder)
-        is_same = _machine_of(spec) == _machine_of(earlier) and not _find_differences(spec, earlier)
+        is_same = _machine_of(spec.card) == _machine_of(earlier.card) and not _find_differences(spec, earlier)
         return is_same and earlier.provenance is Provenance.MEASURED and bool(_read_trials(folder))
     except (UserError, OSError):
         return False
@@ -249,12 +331,12 @@ def _is_comparable(spec: RunSpec, folder: Path) -> bool:
 
 def _is_same_cluster(spec: RunSpec, earlier: RunSpec) -> bool:
     """Whether both runs measure with the same framework, machine and profile; model and work may differ."""
-    is_same = _machine_of(spec) == _machine_of(earlier) and spec.profile.name == earlier.profile.name
+    is_same = _machine_of(spec.card) == _machine_of(earlier.card) and spec.profile.name == earlier.profile.name
     return is_same and _OF_CLUSTER.isdisjoint(_find_differences(spec, earlier))
 
 
-def _machine_of(spec: RunSpec) -> tuple[object, ...]:
-    hardware = spec.card.hardware
+def _machine_of(card: Card) -> tuple[object, ...]:
+    hardware = card.hardware
     return hardware.accelerator, hardware.accelerators_per_node, hardware.memory_gib, hardware.groups
 
 
@@ -268,14 +350,16 @@ def _why_none(spec: RunSpec) -> str:
     )
 
 
-def _find_usable(spec: RunSpec, folders: Sequence[Path], unreadable: list[str]) -> Iterator[tuple[RunSpec, RunState]]:
-    """Yield the newest runs on the same cluster that can be read; adds the names of the others to `unreadable`."""
+def _find_usable(
+    is_usable: Callable[[RunSpec], bool], folders: Sequence[Path], unreadable: list[str]
+) -> Iterator[tuple[RunSpec, RunState]]:
+    """Yield the newest usable runs that can be read; adds the names of those that cannot to `unreadable`."""
     of_work: Counter[str] = Counter()
     for folder in reversed(folders[-MAX_LOOKED_AT:]):
         try:
             earlier = read_spec(folder)
             work = f"{earlier.card.model} {earlier.card.work}"
-            if of_work[work] >= MAX_OF_SAME_WORK or not _is_same_cluster(spec, earlier):
+            if of_work[work] >= MAX_OF_SAME_WORK or not is_usable(earlier):
                 continue
             state = fold_ledger(folder / LEDGER_FILE)
         except (UserError, OSError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from cclsearch.core import text
 from cclsearch.core.metrics import METRICS, Direction, MetricInfo
@@ -19,6 +21,12 @@ def format_value(metric: MetricInfo, value: float) -> str:
     if metric.unit == "B":
         return text.format_value(value, metric.unit)
     return f"{f'{value:.4g}' if metric.is_time else text.show_number(value, 4)} {metric.unit or ''}".rstrip()
+
+
+def show_interval(figures: Mapping[str, Any], name: str, show: Callable[[float], str]) -> str:
+    """The predicted figure of that name, with the ends of its 80 % interval in brackets if it has one."""
+    ends = [show(figures[f"{name}{end}"]) for end in ("_low", "_high") if f"{name}{end}" in figures]
+    return f"{show(figures[name])} [{' to '.join(ends)}]" if ends else show(figures[name])
 
 
 def show_value(metric: MetricInfo, value: float) -> str:

@@ -12,6 +12,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.table import format_table
 from cclsearch.core.text import one_line, show_number
 from cclsearch.core.values import Config
+from cclsearch.report.figures import show_interval
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Derived, Prediction, describe_none_fits
@@ -22,13 +23,20 @@ from cclsearch.tasks.training.aot import compile_memory
 def describe_prediction(
     space: Space, prediction: Prediction, row: int, derived: Mapping[str, Derived]
 ) -> dict[str, Any]:
-    """Return the prediction of a row, with its parts and the metrics that follow from them."""
-    value, rows = prediction.value_N[[row]], np.array([row])
+    """Return the prediction of a row, with its parts and the metrics that follow from it, each with its interval."""
+    figures, rows = prediction.describe(row), np.array([row])
+    for name, each in derived.items():
+        base = each.base if each.base in figures else prediction.form.metric.name
+        values = {end: figures[f"{base}{end}"] for end in ("", "_low", "_high") if f"{base}{end}" in figures}
+        found = {end: float(each.value(np.array([value]), rows)[0]) for end, value in values.items()}
+        low_high = sorted(found[end] for end in ("_low", "_high") if end in found)
+        figures |= {f"{name}{end}": value for end, value in zip(("_low", "_high"), low_high, strict=False)}
+        figures[name] = found[""]
     return {
         "config": dict(space.config(row)),
         "label": str(space.config(row)),
-        **prediction.describe(row),
-        **{name: float(each.value(value, rows)[0]) for name, each in derived.items()},
+        "origin": prediction.origin(row),
+        **figures,
         prediction.form.parts_key: {name: float(part[row]) for name, part in prediction.parts.items()},
         "memory_parts_gib": {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()},
     }
@@ -57,11 +65,15 @@ def describe_predictions(
     for row in described:
         parts = sorted(row[form.parts_key].items(), key=lambda item: -item[1])[:4]
         whole = sum(row[form.parts_key].values())
-        figures = [f"{row['memory_gib']:.1f}", f"{row['fits']:.0%}"] if has_memory else []
-        values = [(info.unit == "fraction", row[info.name]) for info in infos]
-        figures += [f"{value:.1%}" if is_share else show_number(value) for is_share, value in values]
+        figures = [show_interval(row, "memory_gib", "{:.1f}".format), f"{row['fits']:.0%}"] if has_memory else []
+        for info in infos:
+            show = "{:.1%}".format if info.unit == "fraction" else show_number
+            figures.append(
+                show_interval(row, info.name, show) if info.name in prediction.others else show(row[info.name])
+            )
         shares = ", ".join(f"{name} {part / whole:.0%}" for name, part in parts if part > 0)
-        rows.append((row["label"], f"{row[metric.name]:.4g}", *figures, shares))
+        label = row["label"] + " (measured)" * (row["origin"] == "measured")
+        rows.append((label, show_interval(row, metric.name, "{:.4g}".format), *figures, shares))
     yield f"\n{format_table([*heads, 'largest parts'], rows, right=range(1, len(heads)), indent='  ')}"
     first, unit = described[0], metric.unit or ""
     cost = (metric.words, unit) if form.metric.sign > 0 else (f"1 / {metric.words}", f"1/({unit})")
@@ -73,7 +85,8 @@ def describe_predictions(
                 yield f"    {name:<20}{value:>10.4g} {unit}"
     yield from _describe_compiled(described)
     limit = f"an accelerator has {card.hardware.memory_gib:g} GiB; " if has_memory else ""
-    yield f"\n  {limit}a search's trials correct these predictions"
+    yield f"\n  {limit}in brackets: 80 % intervals (those of the other figures: --json)"
+    yield "  trials correct these predictions; slow clusters take 3 to 18 times as long, which one measured run shows"
     for formula in filter(None, formulas.values()):
         yield f"  {formula}"
 

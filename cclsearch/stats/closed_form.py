@@ -237,6 +237,15 @@ class Prediction:
     """Part -> (N,) GiB; they add up to `memory_gib_N`."""
     memory_label: str = ""
     """Description of the memory figure for people, such as `least memory`."""
+    interval_2N: Array | None = None
+    """Ends of the 80 % interval of the primary metric; None by the priors alone, NaN for rows without."""
+    memory_interval_2N: Array | None = None
+    others: Mapping[str, Array] = field(default_factory=dict)
+    """Other metric with a closed form -> (3, N) its value and the ends of its interval."""
+    measured: frozenset[int] = frozenset()
+    """Rows whose figures are measurements."""
+    theta_P: Array = field(default_factory=lambda: np.zeros(0))
+    """Log multipliers of the most likely closed form; empty by the priors alone."""
 
     def order(self, rows: Rows | None = None) -> Rows:
         """Return these rows, or all: first those that are likely to fit, each group best first."""
@@ -244,12 +253,26 @@ class Prediction:
         order = np.lexsort((self.form.metric.sign * self.value_N[rows], self.fits_N[rows] < LIKELY))
         return rows[order]
 
+    def origin(self, row: int) -> str:
+        """Return `measured` or `predicted`."""
+        return "measured" if row in self.measured else "predicted"
+
     def describe(self, row: int) -> dict[str, float]:
         """Return the figures of one row, as JSON output and tables name them."""
         described = {self.form.metric.name: float(self.value_N[row])}
+        described |= _name_interval(self.form.metric.name, self.interval_2N, row)
         if self.memory_parts_gib:
             described |= {"memory_gib": float(self.memory_gib_N[row]), "fits": float(self.fits_N[row])}
+            described |= _name_interval("memory_gib", self.memory_interval_2N, row)
+        for name, values_3N in self.others.items():
+            described |= {name: float(values_3N[0, row]), **_name_interval(name, values_3N[1:], row)}
         return described
+
+
+def _name_interval(name: str, interval_2N: Array | None, row: int) -> dict[str, float]:
+    if interval_2N is None or np.isnan(interval_2N[0, row]):
+        return {}
+    return {f"{name}_low": float(interval_2N[0, row]), f"{name}_high": float(interval_2N[1, row])}
 
 
 def predict_space(card: Card, space: Space, predictor: Predictor | None = None) -> Prediction | None:

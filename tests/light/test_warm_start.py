@@ -194,6 +194,18 @@ def test_a_search_starts_from_the_prior_that_runs_of_other_models_on_its_cluster
     assert RunSpec.model_validate_json(third.model_dump_json()).earlier == third.earlier
 
 
+def test_predictions_learn_from_measured_runs_on_the_machine_unless_told_not_to(project, cli):
+    spec = measured("first")
+    config = str(load_run(Path("runs") / "first").state.trials[1].config).replace(" ", ",")
+    [found] = cli.json(["predict", "-w", "tiny", "--json", "--config", config])["configurations"]
+    assert (found["origin"], found["step_time_s"]) == ("measured", pytest.approx(2.0))
+    answer = cli.json(["predict", "-w", "tiny", "--set", "seq_len=64", "--json"])
+    assert "first (tiny, 2 trials; other seq len)" in str(answer["notes"])
+    assert "notes" not in cli.json(["predict", "-w", "tiny", "--json", "--learn-from", "none"])
+    assert "measured: step time 2 [" in cli.out(["space", "explain", "-w", "tiny", "--config", config])
+    assert cclsearch.predict(spec.card, top=None)["step_time_s"].isin([found["step_time_s"]]).sum() == 2
+
+
 def test_what_functions_measured_is_taken_over_only_if_the_runs_are_named(project, cli):
     search_named("first")
     assert search_named("other", layers=1).earlier is None

@@ -13,11 +13,13 @@ from cclsearch.propose.bayes.models import MetricModels
 from cclsearch.stats.closed_form import Predictor
 
 
-def refine_predictor(view: SearchView, predictor: Predictor, earlier: tuple[Observation, ...]) -> Predictor:
+def refine_predictor(
+    view: SearchView, predictor: Predictor, earlier: tuple[Observation, ...], wanted: NDArray[np.int64] | None = None
+) -> Predictor:
     """Return the predictor, corrected by a simulation of the rows that look best; itself if there is none.
 
     Multipliers and rows are from after the first 1, 2, 4, ... trials, so that most proposals find it done; rows that
-    were tried until then come first, since later trials are compared with them.
+    were tried until then come first, since later trials are compared with them. Others than `wanted` come last.
     """
     if predictor.refine is None:
         return predictor
@@ -27,7 +29,10 @@ def refine_predictor(view: SearchView, predictor: Predictor, earlier: tuple[Obse
     models = MetricModels(then, predictor, earlier)
     thetas = {metric: models.ensemble(metric).most_likely.theta_P for metric in predictor.forms}
     tried = np.array([o.row for o in then.observations if o.row is not None], dtype=np.int64)
-    return predictor.refine(predictor, thetas, _join(tried, rank_rows(models, then, predictor)))
+    ranked = rank_rows(models, then, predictor)
+    if wanted is not None:
+        ranked = ranked[np.argsort(~np.isin(ranked, wanted), kind="stable")]
+    return predictor.refine(predictor, thetas, _join(tried, ranked))
 
 
 def _join(tried: NDArray[np.int64], ranked: NDArray[np.int64]) -> NDArray[np.int64]:

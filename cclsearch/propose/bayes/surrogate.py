@@ -115,7 +115,7 @@ def fit_posterior(
     if not len(open_rows):
         return None
     fitted = replace(view, observations=select_window(view.observations))
-    earlier = _match_earlier(view)
+    earlier = match_earlier(view)
     predictor = refine_predictor(view, predictor or view.predictor, earlier)
     models = MetricModels(fitted, apply_hints(predictor, view), earlier)
     groups = [open_rows] if groups_N is None else [open_rows[groups_N[open_rows] == g] for g in np.unique(groups_N)]
@@ -160,7 +160,7 @@ def find_spread(models: MetricModels) -> float:
     return min(models.primary.spread, 1.0) if is_direct else 1.0
 
 
-def _match_earlier(view: SearchView) -> tuple[Observation, ...]:
+def match_earlier(view: SearchView) -> tuple[Observation, ...]:
     """Return the observations of earlier runs whose configuration is in this space, with its row."""
     matched = [(o, view.space.row(o.config)) for o in view.prior]
     return tuple(select_window([replace(o, row=row) for o, row in matched if row is not None]))
