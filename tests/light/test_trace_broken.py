@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import trace_writer as write
 
 from cclsearch.plugins import METRICS
 from cclsearch.trace.read import read_traces
+from cclsearch.trace.readers.kineto.scanner import PieceScanner, library_path
 from cclsearch.trace.score import diagnose_trace
 from cclsearch.trace.view import TraceView
 
@@ -269,3 +271,62 @@ def test_steps_that_all_lack_kernels_are_not_called_unmarked(tmp_path):
     assert (found["trace_step_time"].value, found["trace_step_time"].reason) == (pytest.approx(1e-3), "missing_kernels")
     assert shares(found) == pytest.approx((2000 / 4880, 500 / 4880, 2380 / 4880))
     assert "no step markers" not in " ".join(diagnose_trace(view).sentences)
+
+
+def test_kernels_as_kineto_writes_them_in_2026_are_scanned(tmp_path, monkeypatch):
+    events = make_events()
+    for event in events:
+        if event["cat"] == "kernel":
+            event["args"] |= {"occupancy": {"limitingFactors": "BLOCKS", "blockLimitRegs": 1}, "graph id": 0}
+    refused, scan = [], PieceScanner.scan
+
+    def count(self: PieceScanner, *arguments: Any) -> bool:
+        refused.append(not scan(self, *arguments))
+        return not refused[-1]
+
+    monkeypatch.setattr(PieceScanner, "scan", count)
+    text = as_text(events).replace(DESCRIPTION, '"Process Group Description": ').replace(": 2.0", ": inf")
+    view, found = score(tmp_path, text)
+    assert (view.trace_set.status, shares(found)) == ("ok", pytest.approx(INTACT))
+    assert library_path().exists() is False or refused == [False]  # nothing was left to Python
+
+
+ASCEND = [
+    {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": name}}
+    for name in ("Python", "CANN", "Ascend Hardware", "HCCL")
+]
+
+
+@pytest.mark.parametrize("extra", [[], [write.span("cpu_op", "aten::mm", 5.0, 3.0)]])
+def test_a_trace_of_ascend_is_named(tmp_path, extra):
+    for number, event in enumerate(ASCEND):
+        event["pid"] = number
+    npu = [{"ph": "X", "name": "MatMulV3", "pid": 2, "tid": 3, "ts": "1700000000.1", "dur": 5.0, "args": {}}]
+    (tmp_path / "trace_view.json").write_text(json.dumps(ASCEND + npu + extra))
+    found = read_traces(tmp_path, use_cache=False)
+    assert (found.status, found.reason) == ("not_available", "format_unsupported")
+    assert "Ascend NPU, as in torch_npu's trace_view.json" in found.message
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("a.hltv", "Intel Gaudi"), ("kernel_details.csv", "a table of Ascend"), ("a.nvvp", "a profile of nvprof")],
+)
+def test_other_profiles_are_named(tmp_path, name, words):
+    (tmp_path / name).write_text("x")
+    found = read_traces(tmp_path, use_cache=False)
+    assert (found.reason, words in found.message) == ("format_unsupported", True)
+
+
+def test_a_database_of_ascend_is_named(tmp_path):
+    with sqlite3.connect(tmp_path / "ascend_pytorch_profiler_0.db") as connection:
+        connection.execute("create table CANN_API (startNs integer)")
+    found = read_traces(tmp_path, use_cache=False)
+    assert (found.reason, "Ascend" in found.message) == ("format_unsupported", True)
+
+
+def test_events_of_other_tools_are_named_by_their_categories(tmp_path):
+    event = {"ph": "b", "cat": "P2P", "name": "Send", "pid": 1, "tid": 1, "ts": 1.0, "id": 0}
+    other = {"ph": "X", "cat": "FEE", "name": "f", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event, other, other]}))
+    assert read_traces(tmp_path, use_cache=False).message == "trace.json: contains no event of a known kind, only 'FEE'"

@@ -25,6 +25,11 @@ UNSUPPORTED = {
     r"\.ncu-rep$": "a report of Nsight Compute, which has no timeline; record with nsys profile",
     r"\.qdstrm$": "an unfinished Nsight Systems report; run QdstrmImporter, then nsys export --type sqlite",
     r"\.ntff$": "a profile of AWS Neuron; its devices are not supported",
+    r"\.hltv$": "a profile of Intel Gaudi; its devices are not supported",
+    r"^(kernel_details|op_statistic|op_summary|step_trace_time)(_\d+)*\.csv$": (
+        "a table of Ascend, which is not supported"
+    ),
+    r"\.(nvvp|nvprof)$": "a profile of nvprof; record with nsys profile, then nsys export --type sqlite",
     r"(?<!\.xplane)\.pb(\.gz)?$": (
         "a protocol buffer, but not an XSpace by its name; if it is one, rename it to NAME.xplane.pb"
     ),

@@ -109,6 +109,8 @@ def _read(file: _Export, path: Path, limits: ReadLimits) -> tuple[EventTable, ..
     if any(name.startswith("rocpd_") for name in file.columns):
         raise TraceError(Reason.FORMAT_UNSUPPORTED, "rocprofv3's database; record with --output-format json")
     if not {_KERNEL, _MEMCPY, _RUNTIME, "NVTX_EVENTS"} & set(file.columns):
+        if "COMMUNICATION_OP" in file.columns or "COMPUTE_TASK_INFO" in file.columns or "CANN_API" in file.columns:
+            raise TraceError(Reason.FORMAT_UNSUPPORTED, "a database of Ascend's profiler, which is not supported")
         raise TraceError(Reason.UNREADABLE, "a SQLite file, but not an export of Nsight Systems")
     _check_tables(file)
     by_device: dict[tuple[int, int], list[NsysRow]] = {}

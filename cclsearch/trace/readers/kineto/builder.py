@@ -33,6 +33,8 @@ MAX_PROCESSES = 1 << 15
 """Further ones count as the last."""
 
 
+_ASCEND = {"Ascend Hardware", "CANN"}
+"""Processes in the traces of Ascend's profiler."""
 _COLLECTIVE_FIELDS = (
     *("Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "In split size"),
     *("Out split size", "Process Group Name", "Process Group Ranks", "Src Rank", "Dst Rank"),
@@ -60,6 +62,7 @@ class KinetoBuilder:
         self.ext_of_op = SparseColumn("<i8")
         self.collective_args: dict[tuple[int, tuple[Any, ...]], dict[str, Any]] = {}
         self.thread_names: dict[Any, str] = {}
+        self.process_names: dict[Any, str] = {}
         self.processes = Interner()
         self.process = Column("<i2")
         """Number of each row's process in `processes`."""
@@ -228,12 +231,13 @@ class KinetoBuilder:
         self.add_metas([event for event in events if isinstance(event, Meta)])
 
     def add_metas(self, events: Iterable[Meta]) -> None:
-        """Keep the names of threads."""
+        """Keep the names of threads and processes."""
         for event in events:
-            if event.name == "thread_name":
+            if event.name in ("thread_name", "process_name"):
                 name = plain_args(event.args).get("name")
-                if isinstance(name, str) and len(self.thread_names) < 100_000:
-                    self.thread_names[event.tid] = name
+                names = self.thread_names if event.name == "thread_name" else self.process_names
+                if isinstance(name, str) and len(names) < 100_000:
+                    names[event.tid if event.name == "thread_name" else event.pid] = name
 
     def add_memory_points(self, *columns: NDArray[Any]) -> None:
         """Append reports of the allocator: time (us), bytes allocated, bytes reserved or -1, device or -1."""
@@ -254,9 +258,11 @@ class KinetoBuilder:
         )
 
     @property
-    def is_unsupported(self) -> bool:
-        """Whether the trace has events of an accelerator that is not supported."""
-        return any(category.startswith(UNSUPPORTED_PREFIX) for category in self.kind_of)
+    def unsupported(self) -> str:
+        """The accelerator of which the trace has events, if it is not supported; else ""."""
+        if _ASCEND.intersection(self.process_names.values()):
+            return "Ascend NPU, as in torch_npu's trace_view.json"
+        return "MTIA" if any(category.startswith(UNSUPPORTED_PREFIX) for category in self.kind_of) else ""
 
 
 def _present(rows: NDArray[Any], values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

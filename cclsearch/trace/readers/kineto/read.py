@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cclsearch.core.text import one_line
 from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, rows_of_kinds
 from cclsearch.trace.names.kernels import kernel_class
 from cclsearch.trace.readers.json_events import EventReader
@@ -154,14 +155,16 @@ def is_xla(reader: EventReader, batch: Iterable[Any]) -> bool:
 
 
 def _finish(builder: KinetoBuilder, path: Path) -> tuple[EventTable, ...]:
-    unsupported = TraceError(Reason.FORMAT_UNSUPPORTED, "events of an accelerator that is not supported (MTIA)")
+    accelerator = builder.unsupported
+    unsupported = TraceError(Reason.FORMAT_UNSUPPORTED, f"events of an unsupported accelerator ({accelerator})")
     if not builder.rows.num_rows:
-        if builder.is_unsupported:
+        if accelerator:
             raise unsupported
         reason = Reason.TRACE_TRUNCATED if not builder.reader.complete else Reason.UNREADABLE
-        raise TraceError(reason, "contains no event of a known kind")
+        others = ", ".join(repr(one_line(name, 40)) for name, kind in builder.kind_of.items() if name and not kind)
+        raise TraceError(reason, f"contains no event of a known kind{f', only {others}' if others else ''}")
     tables = build_tables(builder, source=path.name, is_complete=builder.reader.complete)
     table = tables[0]
-    if builder.is_unsupported and (table.accelerator == "cpu" or not len(rows_of_kinds(table.kind, DEVICE_WORK))):
+    if accelerator and (table.accelerator == "cpu" or not len(rows_of_kinds(table.kind, DEVICE_WORK))):
         raise unsupported
     return tables
