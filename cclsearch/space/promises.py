@@ -82,11 +82,14 @@ class Behaviour(Model):
     """Whether tensor-parallel ranks split the sequence between the linear layers."""
     overlapped_zero_stages: tuple[int, ...] | None = None
     """ZeRO stages (0: none) that reduce gradients during the last backward pass; the others reduce after it."""
+    blocks_between_stages: bool = True
+    """Whether a pipeline stage waits for each message to the next one; else messages overlap with its work."""
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """State that data-parallel ranks shard: none, optimizer states, gradients too, weights too."""
     gradient_bytes: Literal[2, 4] | None = None
     """Bytes per parameter in which gradients are kept over the micro-batches of a step."""
-    pointwise: Literal["eager", "fused", "compiled"] | None = None
-    """Operators between matrix products: one kernel each, activation functions fused, or the whole step compiled."""
+    pointwise: Literal["eager", "fused_norms", "fused", "compiled"] | None = None
+    """Operators between matrix products: one kernel each, norms and rotary embeddings fused, activation functions too,
+    or the whole step compiled."""
     source: str = ""
     """Source of the values: documentation or code, with its version."""

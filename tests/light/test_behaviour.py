@@ -150,9 +150,10 @@ def test_a_separate_activation_function_keeps_one_tensor_more_and_a_compiled_los
         made = memory_parts(card, read_layout(card, space), read_machine(card))
         return float(made.held[0] + made.kept[0]), float(made.logits[0])
 
-    (eager, logits), (fused, same), (_, compiled) = (parts(kind) for kind in ("eager", "fused", "compiled"))
+    (eager, logits), (fused, same), (_, compiled) = (parts(kind) for kind in ("fused_norms", "fused", "compiled"))
     # wl2: 32 layers, 1024 tokens, 14336 wide, 2 bytes
     assert eager - fused == pytest.approx(32 * 1024 * 14336 * 2 / 2**30)
+    assert parts("eager")[0] - eager == pytest.approx(32 * 1024 * 4096 * 16 / 2**30), "norms keep 8 bytes each"
     assert parts("eager", compile=True)[0] == pytest.approx(fused)
     assert logits == same == pytest.approx(3 * compiled)
 

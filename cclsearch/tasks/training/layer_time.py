@@ -40,6 +40,12 @@ SHARED_BYTES, SPLIT_BYTES = 60.0, 60.0
 # Cast to 4 bytes, square, scaled value, cast back and product with the weight, each read and written.
 EAGER_NORM_BYTES = 2 * 3 * 28.0
 """Additional bytes per token and hidden unit that a layer's two unfused norms move, forward and twice that backward."""
+# Forward the values are read (2 bytes), cast to 4, multiplied and cast back; backward the same.
+EAGER_ROTARY_BYTES = 2 * 20.0
+"""Additional bytes per value of queries and keys that rotary embeddings move if their operators are kernels each."""
+# Forward the activated gate is written and read again; backward both factors and the gradients of both.
+EAGER_GATE_BYTES = 4.0 + 10.0
+"""Additional bytes per unit of a gated feed-forward part if its activation function and product are kernels each."""
 # Counted in torch: 110 to 120 of a Llama layer whose norms and rotary embedding are unfused, 62 to 75 of a GPT layer.
 KERNELS_PER_LAYER = 110.0
 """Kernels per layer, forward and backward, in eager mode."""
@@ -95,8 +101,10 @@ def layer_bytes(card: Card, layout: Layout, machine: Machine, tokens: Array) -> 
     """
     arch, counts = card.arch, count_parts(card.arch)
     h, moe = arch.hidden_size, arch.moe
-    outside = h * (SHARED_BYTES + EAGER_NORM_BYTES * layout.unfused_norms)
-    touched = outside / layout.tp + h * SPLIT_BYTES / layout.tp
+    outside = h * (SHARED_BYTES + EAGER_NORM_BYTES * np.maximum(layout.unfused_norms, layout.eager_norms))
+    rotated = EAGER_ROTARY_BYTES * arch.head_dim * (arch.num_heads + arch.num_kv_heads) * layout.eager_norms
+    gated = EAGER_GATE_BYTES * arch.intermediate_size * (arch.gated_mlp and moe is None) * layout.eager
+    touched = (outside + h * SPLIT_BYTES + rotated + gated) / layout.tp
     replicated = outside * (1 - 1 / layout.tp)
     if layout.declares_sequence_parallel:
         touched = touched + np.where(layout.sequence_parallel > 0, 0.0, replicated)

@@ -146,6 +146,8 @@ class Layout:
     eager: Array
     """Whether the activation function and the product after it are kernels of their own, which keep one tensor more:
     1 or 0."""
+    eager_norms: Array
+    """Whether a framework's norms and rotary embeddings are kernels for each operator: 1 or 0."""
     logit_bytes: float
     """Bytes per logit that the loss keeps at once."""
     unfused_norms: Array
@@ -155,6 +157,8 @@ class Layout:
     """
     overlaps: Array
     """Whether the last backward pass reduces gradients meanwhile, 1 or 0; 1 if the framework does not declare it."""
+    blocks: bool
+    """Whether a pipeline stage waits for each message; also if the framework does not declare it."""
     frozen: Array
     """Whether only adapters are trained (LoRA), 1 or 0: base weights have neither gradients nor optimizer states."""
     base_bytes: Array
@@ -217,6 +221,7 @@ def read_layout(card: Card, space: Space) -> Layout:
     splits_sequence = _by_choice(space, "sequence_parallel", _as_switch)
     if not has_sequence_knob:
         splits_sequence = np.full(len(space), float(bool(behaviour.sequence_parallel)))
+    eager = 1.0 - _by_choice(space, "compile", _as_switch)
     return Layout(
         tp=number("tp"),
         dp=dp,
@@ -241,11 +246,13 @@ def read_layout(card: Card, space: Space) -> Layout:
         kept_matrix=_by_kernel_choice(space, lambda choice: float(_plain_attention(choice) >= 1.0), 0.0),
         matrix_traffic=_by_kernel_choice(space, _matrix_traffic, 1.0),
         attention_slowness=_by_kernel_choice(space, _flash_slowness, 1.0),
-        eager=(behaviour.pointwise in {None, "eager"}) * (1.0 - _by_choice(space, "compile", _as_switch)),
+        eager=eager * (behaviour.pointwise in {None, "eager", "fused_norms"}),
+        eager_norms=eager * (behaviour.pointwise == "eager"),
         logit_bytes=COMPILED_LOGIT_BYTES if behaviour.pointwise == "compiled" else KEPT_LOGIT_BYTES,
         unfused_norms=_unfused_norms(space),
         even_split=np.full(len(space), {"even": 1.0, "balanced": 0.0}.get(behaviour.pipeline_split or "", np.nan)),
         overlaps=np.ones(len(space)) if stages is None else np.isin(zero, stages).astype(np.float64),
+        blocks=behaviour.blocks_between_stages,
         frozen=find_frozen(space),
         base_bytes=find_base_bytes(space),
         fused_loss=find_fused_loss(space),

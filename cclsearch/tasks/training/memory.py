@@ -206,7 +206,7 @@ def _activation_bytes(card: Card, layout: Layout, tokens: Array) -> tuple[Array,
     copies = 0.0 if arch.moe is None else 2.0 * (arch.moe.top_k - 1)  # each expert has its own copy of a token
     matrix = 5.0 * arch.num_heads * card.number("seq_len") / h * layout.kept_matrix
     certain = (10.0 + attention + mlp + copies + matrix) / tp
-    eager = EAGER_NORM_BYTES * layout.unfused_norms
+    eager = EAGER_NORM_BYTES * np.maximum(layout.unfused_norms, layout.eager_norms * (layout.recompute <= 0))
     certain = certain + eager / tp
     more = (10.0 + eager) * (1 - 1 / tp)
     if layout.declares_sequence_parallel:

@@ -184,7 +184,7 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
         bubble=_bubble(layout),
         # activations forward, gradients backward; the ring hides behind the attention on its last block
         p2p=staged * layout.virtual * hop / split + ring * ring / (ring + attention + 1e-12),
-        p2p_wait=staged * COLLECTIVE_WAIT * layout.virtual * nodes,
+        p2p_wait=staged * layout.blocks * COLLECTIVE_WAIT * layout.virtual * nodes,
         dp=dp,
         dp_exposed_floor=floor,
         # gradients are reduced in the last backward pass; sharded ones and gathered weights in every micro-batch
