@@ -6,10 +6,12 @@ Standard library only. `docs/serving.md` defines what is measured; the engine co
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import random
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,12 +74,18 @@ class Load:
 
 def draw_prompt(load: Load, number: int, length: int, vocab_size: int) -> list[int]:
     """Return token ids of a prompt: the first `shared_prefix` are those of every prompt, the others of this one."""
-    shared = random.Random(f"{load.seed}")
     own = random.Random(f"{load.seed} {load.number} {load.is_warm_up} {number}{load.nonce}")
     prefix = min(load.shared_prefix, length - 1)
-    return [shared.randrange(vocab_size) for _ in range(prefix)] + [
-        own.randrange(vocab_size) for _ in range(length - prefix)
-    ]
+    first = _draw_prefix(load.seed, load.shared_prefix, vocab_size)[:prefix]
+    if load.nonce:  # it is drawn within the window, so fast
+        return first + [token % vocab_size for token in array("I", own.randbytes(4 * (length - prefix)))]
+    return first + [own.randrange(vocab_size) for _ in range(length - prefix)]
+
+
+@functools.cache
+def _draw_prefix(seed: int, length: int, vocab_size: int) -> list[int]:
+    shared = random.Random(f"{seed}")
+    return [shared.randrange(vocab_size) for _ in range(length)]
 
 
 def run_load(target: Target, load: Load) -> tuple[list[Record], float]:

@@ -11,7 +11,7 @@ from typing import Any
 from cclsearch.card.arch import count_parameters
 from cclsearch.core.text import count_of, one_line
 from cclsearch.scoring import admission as general
-from cclsearch.scoring.admission import Finding, admission_rule
+from cclsearch.scoring.admission import MAX_UNSEEN, MAX_UNSEEN_S, Finding, admission_rule
 from cclsearch.scoring.agreement import Deviation, Measure
 from cclsearch.scoring.outcome import Verdict
 from cclsearch.space.framework import Framework
@@ -30,9 +30,6 @@ PARAMETERS_OFF = 0.02
 WINDOW_OFF = 0.05
 """Relative difference between a load's duration in the log and by the other clock, and at least `WINDOW_OFF_S`."""
 WINDOW_OFF_S = 0.05
-# Prompts are drawn in it, and counters of energy and the server are read.
-WINDOW_SEEN_OFF_S = 0.2
-"""Seconds by which the search may see a load take longer than its log, beyond `WINDOW_OFF`."""
 LATE = 0.05
 """Share of the requests of an open loop that may be sent later than `LATE_S` after their arrival."""
 LATE_S = 0.1
@@ -155,7 +152,7 @@ def check_window(evidence: ServingEvidence) -> Finding:
         if not evidence.is_measured or not records:
             continue
         logged_s = max(r.end_s for r in records) - min(r.arrival_s for r in records)
-        if seen_s is not None and seen_s > (1 + WINDOW_OFF) * logged_s + WINDOW_SEEN_OFF_S:
+        if seen_s is not None and seen_s > (1 + MAX_UNSEEN) * logged_s + MAX_UNSEEN_S:
             return False, f"load {number} took {seen_s:.3g} s by the search's clock, but {logged_s:.3g} s in the log"
         if load.window_s is None:
             continue

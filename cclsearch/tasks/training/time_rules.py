@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from cclsearch.scoring.admission import Finding, admission_rule
+from cclsearch.scoring.admission import MAX_UNSEEN, MAX_UNSEEN_S, Finding, admission_rule
 from cclsearch.scoring.derive import MAD_TO_SIGMA
 from cclsearch.scoring.evidence import OtherTrial
 from cclsearch.tasks.training.contract import TrainingEvidence
@@ -48,13 +48,14 @@ def _find_window(evidence: TrainingEvidence) -> float | None:
 def _find_uncounted(evidence: TrainingEvidence, total_s: float) -> str:
     """Say how much longer the timed window was than the sum of its steps; "" if as long, or not reported."""
     window_s = _find_window(evidence)
-    is_tight = evidence.is_on_cpu or bool(evidence.windows)  # scripts that the search answers do nothing between steps
-    share = DEFAULT.max_uncounted_cpu if is_tight else DEFAULT.max_uncounted
-    if window_s is None or window_s <= total_s * (1 + share) + DEFAULT.max_uncounted_s:
+    share, slack_s = DEFAULT.max_uncounted_cpu if evidence.is_on_cpu else DEFAULT.max_uncounted, DEFAULT.max_uncounted_s
+    if evidence.windows:
+        share, slack_s = MAX_UNSEEN, MAX_UNSEEN_S
+    if window_s is None or window_s <= total_s * (1 + share) + slack_s:
         return ""
     return (
         f"the timed steps take {total_s:.4g} s, but their window took {window_s:.4g} s by another clock"
-        f" ({window_s / total_s:.2f}x; at most {1 + share:g}x and {DEFAULT.max_uncounted_s:g} s more are allowed):"
+        f" ({window_s / total_s:.2f}x; at most {1 + share:g}x and {slack_s:g} s more are allowed):"
         " count what runs between steps in their times, or log and save checkpoints outside the window"
     )
 
