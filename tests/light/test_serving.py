@@ -137,7 +137,7 @@ def test_the_trial_has_the_metrics_of_the_best_load_that_keeps_the_limits():
         ({"number": 2}, "requests", "each of the 4 must be once"),
         ({"is_warm_up": True}, "requests", "3 requests were logged"),
         ({"sent_s": 0.35, "arrival_s": 0.35}, "asked_load", "at most 3 requests ran at once; 2 were asked"),
-        ({"end_s": 3.0}, "window", "took 1 s by the clock, but 3 s in the log"),
+        ({"end_s": 3.0}, "window", "took 1 s by the other clock, but 3 s in the log"),
     ],
 )
 def test_a_trial_that_did_other_work_is_not_admitted(change, rule, words, tmp_path):

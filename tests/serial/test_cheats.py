@@ -50,3 +50,10 @@ def test_tricks_are_refused_by_their_rules_and_honest_trials_are_admitted(cheats
     assert best is None or best.number in {row.number for row in honest}
     edited = cheats.edit_result(folder, honest[0].number)
     assert "unedited" in edited.refused_by
+
+
+def test_answers_kept_of_an_unlogged_pass_and_halved_times_are_refused(cheats, tmp_path):
+    tricks = ["times_halved", "unlogged_pass_once_the_window_is_open"]
+    entries = [("honest", {}), *((trick, {}) for trick in tricks)]
+    rows = cheats.read_rows(cheats.run_cheats(entries, tmp_path, task="serving"))
+    assert {row.trick: "window" in row.refused_by for row in rows} == {"honest": False, **dict.fromkeys(tricks, True)}
