@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import cast
 
 from cclsearch.core.errors import TrialError, UnavailableError
@@ -178,7 +179,7 @@ class JobRunner:
         running = self._running(writer)
         for trial in running:
             self._watch(writer, trial)
-            self._record_windows(writer, trial)
+            self._record_windows(writer, trial, self._handle(writer, trial).trial_dir)
         statuses = self.launcher.poll([self._handle(writer, trial) for trial in running])
         self.statuses.clear()
         self.statuses.update({trial.number: status for trial, status in zip(running, statuses, strict=True)})
@@ -252,7 +253,7 @@ class JobRunner:
         publish_attempt(writer.trial_folder(trial.number), folder, status)
         effects = task_of(self.spec.card).load_effects
         if trial.opens_window:
-            self._record_windows(writer, trial)
+            self._record_windows(writer, trial, folder)
             trial = replace(trial, timed=self.keeper.end(folder, writer.state.trials[trial.number].timed))
         outcome = self.evaluate(trial, self.make_input(trial), writer, failure)
         if outcome.failure:
@@ -271,9 +272,9 @@ class JobRunner:
             nonce = other.nonce if other else ""
             self.keeper.watch(self._handle(writer, trial).trial_dir, trial.timed, first=nonce, is_new=is_new)
 
-    def _record_windows(self, writer: RunWriter, trial: Trial) -> None:
+    def _record_windows(self, writer: RunWriter, trial: Trial, folder: Path) -> None:
         """Record the windows that opened since the last look."""
-        for window in self.keeper.list_opened(self._handle(writer, trial).trial_dir)[len(trial.timed) :]:
+        for window in self.keeper.list_opened(folder)[len(trial.timed) :]:
             opened = window.model_copy(update={"seconds": None, "digest": ""})
             event = TrialWindow(trial=trial.number, attempt=max(trial.attempt, 1), window=opened)
             writer.record(event.at(self.now_s()))
@@ -300,6 +301,8 @@ class JobRunner:
         self, writer: RunWriter, trial: Trial, kind: RetryKind, reason: str, failure: Failure | None = None
     ) -> None:
         """Record that the trial is retried, once its job is gone: a scheduler may start a job again that ended."""
+        if trial.handle is not None:
+            self.keeper.end(self._handle(writer, trial).trial_dir)
         if trial.handle is not None and kind is not RetryKind.CANCELLED:
             try:
                 self.launcher.cancel([self._handle(writer, trial)])

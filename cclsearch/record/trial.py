@@ -205,8 +205,8 @@ def find_state(trial: Trial) -> TrialState:
 
 
 def count_states(trials: Iterable[Trial]) -> Counter[TrialState]:
-    """State -> number of trials; confirmations, controls and references are trials too."""
-    return Counter(map(find_state, trials))
+    """State -> number of trials; confirmations, controls and references count, those that compute another again not."""
+    return Counter(find_state(trial) for trial in trials if trial.recomputes is None)
 
 
 def describe_counts(counts: Mapping[TrialState, int]) -> str:

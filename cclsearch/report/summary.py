@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,21 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     lines += [f"confidence: {text}" for text in describe_confidence(spec, state, best, folder)]
     lines += [f"drift: {text}" for text in describe_drift(state)]
     lines += [f"second load: {text}" for text in describe_other_load(spec, state)]
+    lines += [
+        f"timed window: {text}" for text in _describe_again(state, best, task.agreement.rule if task.agreement else "")
+    ]
     left = [event.text for event in state.reported if isinstance(event, Note) and event.topic == NOTHING_LEFT]
     lines += [f"outlook: {text.split(':')[0]}" for text in left[:1]]
     lines += _comparison_lines(spec, state, best)
     return lines
+
+
+def _describe_again(state: RunState, best: Trial, rule: str) -> Iterator[str]:
+    """Yield which trials computed the best one's timed window again, and how their results compare."""
+    for trial in state.trials.values():
+        verdict = trial.outcome.find_verdict(rule) if trial.outcome else None
+        if trial.recomputes == best.number and verdict and verdict.ok is not None:
+            yield f"trial {trial.number} computed it again: {one_line(verdict.detail, 200)}"
 
 
 def describe_figure(spec: RunSpec, trial: Trial) -> str:
@@ -335,6 +347,7 @@ def _refusal_lines(state: RunState, *, with_constraints: bool = False) -> list[s
     refused: dict[str, list[str]] = {}
     for trial in state.trials.values():
         is_asked = trial.outcome is not None and trial.outcome.failure is None and not trial.outcome.is_pruned
+        is_asked = is_asked and trial.recomputes is None
         verdicts = trial.outcome.verdicts if trial.outcome and is_asked else ()
         for verdict in verdicts:
             if verdict.ok is False and (with_constraints or verdict.rule != CONSTRAINTS_RULE):
