@@ -10,7 +10,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from cclsearch.trace.events import POINT_TO_POINT, Kind, Reason
+from cclsearch.trace.events import POINT_TO_POINT, EventTable, Kind, Reason
 from cclsearch.trace.intervals import Int64s, clip_spans, covered_ns, gaps_in_windows, merge_spans, unite_spans
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.view import RankView, TraceView, require_windows
@@ -80,7 +80,7 @@ def find_idle_gaps(view: RankView, windows_W2: Int64s | None = None) -> IdleGaps
     at = np.searchsorted(table.ts_ns[rows], gaps_G2[:, 1], side="left")
     found = at < len(rows)
     row_G = rows[np.minimum(at, len(rows) - 1)]
-    launch_G = table.launch[row_G]
+    launch_G = _launches_of(table, row_G)
     start_G, length_G = gaps_G2[:, 0], gaps_G2[:, 1] - gaps_G2[:, 0]
     has_launch = found & (launch_G >= 0)
     is_late = has_launch & (table.ts_ns[launch_G] >= start_G)
@@ -95,6 +95,15 @@ def find_idle_gaps(view: RankView, windows_W2: Int64s | None = None) -> IdleGaps
     cause_G[copies[copies_in[table.name_id[row_G[copies]]]]] = CAUSES.index("input")
     cause_G[early[np.isin(start_G[early], view.comm_M2[:, 1])]] = CAUSES.index("comm_dependency")
     return IdleGaps(start_G, length_G, window_G, cause_G)
+
+
+def _launches_of(table: EventTable, rows: Int64s) -> npt.NDArray[np.int32]:
+    """Return `table.launch` of these few rows, without its dense form."""
+    on_device, launch = table.sparse.get("launch", (rows[:0], rows[:0]))
+    if not len(on_device) or (on_device[1:] <= on_device[:-1]).any():
+        return np.asarray(table.launch[rows])
+    at = np.searchsorted(on_device, rows).clip(0, len(on_device) - 1)
+    return np.where(on_device[at] == rows, launch[at], -1)
 
 
 def _covers(spans_M2: Int64s, time_ns: Int64s) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.core.text import count_of, one_line
-from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, rows_of_kinds
+from cclsearch.trace.events import EventTable, Ints, Kind, Reason
 from cclsearch.trace.windows import find_windows
 
 # Kernels of one stream overlap by up to 12.4 us in real traces: clocks of units, and launches before the last one ends.
 MAX_OVERLAP_NS = 20_000
+MAX_STREAMS = 1000
 MAX_CUT_SHARE = 0.001
 """Share of the time of kernels that may be cut off before the figures are partial."""
 # A profiler that counts whole microseconds has 7 % of zeros.
@@ -40,33 +41,42 @@ def take_rows(mask: NDArray[np.bool_], columns: Dense, sparse: Sparse) -> tuple[
     return {name: column[mask] for name, column in columns.items()}, taken
 
 
-def cut_overlaps(columns: Dense) -> tuple[Problem, ...]:
+def cut_overlaps(columns: Dense, device_rows: Ints) -> tuple[Problem, ...]:
     """Cut kernels that run on after the next kernel of their stream began, as Perfetto does; say so if it matters.
 
     Kernels of one launch (a graph) may run at the same time.
     """
-    rows = rows_of_kinds(columns["kind"], (Kind.COMPUTE, Kind.COMM))
-    rows = rows[np.argsort(columns["ts_ns"][rows], kind="stable")]
-    lane = columns["device"][rows].astype(np.int64) << 32 | columns["stream"][rows].astype(np.int64) & 0xFFFFFFFF
-    order = np.argsort(lane, kind="stable")
-    rows, lane, corr = rows[order], lane[order], columns["corr"][rows[order]]
-    if len(rows) < 2:
-        return ()
-    start, duration = columns["ts_ns"][rows], columns["dur_ns"][rows]
-    is_first = np.append(True, (lane[1:] != lane[:-1]) | (corr[1:] != corr[:-1]) | (corr[1:] < 0))
-    firsts = np.flatnonzero(is_first)
-    following = np.append(start[firsts[1:]], np.iinfo(np.int64).max)
-    following[:-1][lane[firsts[1:]] != lane[firsts[:-1]]] = np.iinfo(np.int64).max
-    over = duration - (np.repeat(following, np.diff(np.append(firsts, len(rows)))) - start)
-    at = np.flatnonzero(over > MAX_OVERLAP_NS)
-    if not len(at):
-        return ()
-    columns["dur_ns"][rows[at]] -= over[at]
-    cut, total = int(over[at].sum()), int(duration.sum())
+    kernels = device_rows[columns["kind"][device_rows] <= np.uint8(Kind.COMM)]
+    device, stream = columns["device"][kernels].astype(np.int64), columns["stream"][kernels]
+    lane = device << 32 | stream.astype(np.int64) & 0xFFFFFFFF
+    num_kernels, total = len(kernels), int(columns["dur_ns"][kernels].sum())
+    num_cut = cut = 0
+    for _ in range(MAX_STREAMS):  # one after the other: few streams need no sorting
+        if not len(lane):
+            break
+        is_first = lane == lane[0]
+        over_ns = _cut_stream(columns, kernels[is_first])
+        num_cut, cut = num_cut + len(over_ns), cut + int(over_ns.sum())
+        kernels, lane = kernels[~is_first], lane[~is_first]
     if cut <= MAX_CUT_SHARE * total:
         return ()
-    text = f"{len(at)} of {len(rows)} kernels overlap the next of their stream: cut there"
+    text = f"{num_cut} of {num_kernels} kernels overlap the next of their stream: cut there"
     return ((Reason.IMPOSSIBLE_TIMES, f"{text} ({cut / total:.2%} of the kernels' time)"),)
+
+
+def _cut_stream(columns: Dense, rows: Ints) -> Ints:
+    """Cut the kernels of one stream; return the ns of each cut."""
+    start = columns["ts_ns"][rows]
+    if (start[1:] < start[:-1]).any():
+        rows = rows[np.argsort(start, kind="stable")]
+        start = columns["ts_ns"][rows]
+    corr = columns["corr"][rows]
+    firsts = np.flatnonzero(np.append(True, (corr[1:] != corr[:-1]) | (corr[1:] < 0)))
+    following = np.append(start[firsts[1:]], np.iinfo(np.int64).max)
+    over = columns["dur_ns"][rows] - (np.repeat(following, np.diff(np.append(firsts, len(rows)))) - start)
+    at = np.flatnonzero(over > MAX_OVERLAP_NS)
+    columns["dur_ns"][rows[at]] -= over[at]
+    return np.asarray(over[at])
 
 
 def drop_zero_times(columns: Dense, sparse: Sparse, zero_ns: int) -> tuple[Dense, Sparse, tuple[Problem, ...]]:
@@ -79,15 +89,14 @@ def drop_zero_times(columns: Dense, sparse: Sparse, zero_ns: int) -> tuple[Dense
     return (*take_rows(~is_zero, columns, sparse), (problem,))
 
 
-def with_problems(table: EventTable, *before: Problem) -> EventTable:
+def with_problems(table: EventTable, device_rows: Ints, *before: Problem) -> EventTable:
     """Return the table with the problems found before and in it, as `reasons` and in words."""
-    found = [*before, *_find_problems(table)]
+    found = [*before, *_find_problems(table, device_rows)]
     reasons = dict.fromkeys((*table.reasons, *(reason for reason, _ in found)))
     return replace(table, reasons=tuple(reasons), problems=tuple(text for _, text in found)) if found else table
 
 
-def _find_problems(table: EventTable) -> Iterator[Problem]:
-    rows = rows_of_kinds(table.kind, DEVICE_WORK)
+def _find_problems(table: EventTable, rows: Ints) -> Iterator[Problem]:
     if table.accelerator == "cpu":
         return
     yield from _find_lost_records(table, rows)
@@ -116,10 +125,10 @@ def _find_problems(table: EventTable) -> Iterator[Problem]:
             yield Reason.IMPOSSIBLE_TIMES, f"{text} ({name}: {took:.4g} ms in {step:.4g} ms)"
 
 
-def _find_lost_records(table: EventTable, rows: NDArray[np.int64]) -> Iterator[Problem]:
-    calls = table.rows_named(LAUNCH, Kind.RUNTIME)
-    calls = calls[table.corr[calls] >= 0]
-    if table.format == "kineto" and len(calls) and not any(step.complete for step in table.steps):
+def _find_lost_records(table: EventTable, rows: Ints) -> Iterator[Problem]:
+    if table.format == "kineto" and not any(step.complete for step in table.steps):
+        calls = table.rows_named(LAUNCH, Kind.RUNTIME)
+        calls = calls[table.corr[calls] >= 0]
         has_kernel = np.isin(table.corr[calls], table.corr[rows])
         lost = int((~has_kernel).sum())
         if lost > (1 - MIN_LAUNCHED_SHARE) * len(calls):
@@ -131,7 +140,7 @@ def _find_lost_records(table: EventTable, rows: NDArray[np.int64]) -> Iterator[P
         names = [table.names[number] for number in table.name_id[backend].tolist()]
         called = f"{count_of(len(backend), 'call')} of {names[0]!r} and others, but " if names else ""
         yield Reason.NO_GPU_EVENTS, f"{called}no event of a device: its part of the profile is missing"
-    elif table.steps and table.format == "kineto" and max(table.step_id[rows].max(), table.launch[rows].max()) < 0:
+    elif table.steps and table.format == "kineto" and table.step_id[rows].max() < 0 and table.launch[rows].max() < 0:
         text = f"none of {len(rows)} device events has a launch record, so that no step can be told from another"
         yield Reason.NO_LAUNCH_RECORDS, text
 

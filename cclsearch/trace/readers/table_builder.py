@@ -222,9 +222,9 @@ def build_nsys_table(
     for row in rows:
         classes[names[row.name]] = row.compute
     steps = find_nvtx_steps(host, first)
-    problems = cut_overlaps(columns)
     device_rows, launch, runtime = match_launches(columns["kind"], columns["corr"])
     columns["step_id"] = attribute_steps(columns, steps, device_rows, launch)
+    problems = cut_overlaps(columns, device_rows)
     launches = np.array([row for row in runtime if _LAUNCH.search(both[row].name)], np.int64)
     comm = np.array([n for n, row in enumerate(rows) if row.kind == Kind.COMM], np.int32)
     with_grid = np.array([n for n, row in enumerate(rows) if row.grid], np.int32)
@@ -256,7 +256,7 @@ def build_nsys_table(
         clock="unix" if base_ns else "trace",
         source=source,
     )
-    return with_problems(name_bare_collectives(table), *problems)
+    return with_problems(name_bare_collectives(table), device_rows, *problems)
 
 
 def find_nvtx_steps(host: Sequence[NsysRow], base_ns: int) -> tuple[Step, ...]:

@@ -111,7 +111,7 @@ def _build_table(
     run = describe_run(metadata, groups, columns, device_rows, base_ns)
     if run["accelerator"] == "cpu" and has_device_backend(columns, names):
         run["accelerator"] = "gpu"
-    problems += cut_overlaps(columns) + _list_faults(builder, is_complete=is_complete)
+    problems += cut_overlaps(columns, device_rows) + _list_faults(builder, is_complete=is_complete)
     steps = mark_incomplete_steps(steps, columns["step_id"], launch, launches)
     table = EventTable(
         **columns,
@@ -126,7 +126,7 @@ def _build_table(
         **run,
     )
     table = apply_cpu_rules(table) if table.accelerator == "cpu" else name_bare_collectives(table)
-    return with_problems(table, *problems)
+    return with_problems(table, device_rows, *problems)
 
 
 def _list_faults(builder: KinetoBuilder, *, is_complete: bool) -> tuple[Problem, ...]:

@@ -518,8 +518,10 @@ static inline int field_of(Span key, unsigned wanted) {
 static Text read_field(Text p, Text end, int field, Args *args) {
     Span *raw = &args->raw[field];
     args->has &= ~BIT(field);
-    Text next = skip_broken(p, end);
-    if (UNLIKELY(next)) return field <= BLOCKS ? next : NULL;
+    if (UNLIKELY(!is_digit(*p) && *p != '"' && *p != '[')) {
+        Text next = skip_broken(p, end);
+        if (next) return field <= BLOCKS ? next : NULL;
+    }
     if (*p == 'n' && (field == REGISTERS || field == SHARED || field == CALL_NAME)) return skip_word(p, end, "null", 4);
     args->has |= BIT(field);
     if (field < NUM_INTS) return read_int(p, end, &args->number[field], raw);
