@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import trace_writer as write
+from rocprof_writer import rocprof_document, training_process
 
 from cclsearch.plugins import METRICS
 from cclsearch.trace.read import read_traces
@@ -330,3 +331,17 @@ def test_events_of_other_tools_are_named_by_their_categories(tmp_path):
     other = {"ph": "X", "cat": "FEE", "name": "f", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0}
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": [event, other, other]}))
     assert read_traces(tmp_path, use_cache=False).message == "trace.json: contains no event of a known kind, only 'FEE'"
+
+
+@pytest.mark.parametrize("broken", ["", "-nan", '"a"b"'])
+def test_a_broken_value_of_rocprofiler_costs_that_value(tmp_path, broken):
+    text = json.dumps(rocprof_document(training_process()), indent=1)
+    (tmp_path / "1_results.json").write_text(text)
+    whole = read_traces(tmp_path, use_cache=False)
+    changed, count = re.subn(r'"size": 72', f'"size": {broken}', text)
+    changed, more = re.subn(r'"hostname": "[^"]*"', f'"hostname": {broken}', changed)
+    assert (count > 1, more) == (True, 1)
+    (tmp_path / "1_results.json").write_text(changed)
+    found = read_traces(tmp_path, use_cache=False)
+    assert (found.status, found.message) == (whole.status, whole.message)
+    assert [len(table) for table in found.tables.values()] == [len(table) for table in whole.tables.values()]

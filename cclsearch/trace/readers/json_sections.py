@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 
 from cclsearch.trace.events import Reason
+from cclsearch.trace.readers.json_structs import repair_text
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError
 
 BLOCK_BYTES = 1 << 19
 _FIRST_WINDOW = 1 << 12
+_NEAR_END = 16
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _NEXT_RECORD = re.compile(rb'\}\s*,\s*\{\s*"[^"\\]{1,100}"\s*:')
 _DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
@@ -84,7 +86,8 @@ class SectionReader:
             if not isinstance(key, str) or self._peek() != b":":
                 raise TraceError(Reason.UNREADABLE, "not valid JSON")
             self._at += 1
-            yield from self._walk(f"{path}/{key}" if path else key)
+            if self._peek() not in b",}":  # else the value is missing
+                yield from self._walk(f"{path}/{key}" if path else key)
         self._at += 1
 
     def _enter_list(self, path: str) -> Iterator[tuple[str, list[Any]]]:
@@ -167,6 +170,12 @@ class SectionReader:
                     break
             except RecursionError:
                 raise TraceError(Reason.UNREADABLE, "JSON nested too deeply") from None
+            except json.JSONDecodeError as error:
+                is_cut = error.pos > len(text) - _NEAR_END or error.msg.startswith("Unterminated")
+                value, length, closed = repair_text(text) if text.startswith("{") and not is_cut else ({}, 0, False)
+                if closed:
+                    self._at += length
+                    return json.dumps(value, ensure_ascii=False).encode("latin-1")
             except ValueError:
                 pass
             if is_whole and not self._fill():
