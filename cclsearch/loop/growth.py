@@ -62,15 +62,9 @@ def list_openings(original: RunSpec, knobs: Sequence[Knob]) -> dict[str, Opening
 def _find(
     original: RunSpec, name: str, openings: Mapping[str, Opening], knobs: Sequence[Knob], level: Extend
 ) -> Opening:
-    return find_opening(
-        name,
-        openings,
-        load_framework(original.framework),
-        knobs,
-        level=level,
-        environment=original.profile.environment,
-        cores=original.card.hardware.host_cores,
-    )
+    framework, place = load_framework(original.framework), original.profile.environment
+    cores = original.card.hardware.host_cores
+    return find_opening(name, openings, framework, knobs, level=level, environment=place, cores=cores)
 
 
 def plan_growth(

@@ -189,10 +189,7 @@ def interrupt_holder(folder: Path) -> None:
 
 def _writes_to(pid: int, folder: Path) -> bool:
     """Whether a process of this user has the folder's lock or ledger open to write."""
-    wanted = []
-    for name in ("lock", "ledger.jsonl"):
-        with contextlib.suppress(OSError):
-            wanted.append(os.lstat(folder / name))
+    wanted = [os.lstat(folder / name) for name in ("lock", "ledger.jsonl") if os.path.lexists(folder / name)]
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
             if link.lstat().st_mode & stat.S_IWUSR and any(os.path.samestat(link.stat(), file) for file in wanted):

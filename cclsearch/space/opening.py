@@ -131,16 +131,10 @@ def _open_knob(card: Card, knob: FrameworkKnob, present: Knob | None, framework:
     least, most = knob.range or (None, None)
     if cores is not None and most is not None and refuse_threads(knob.name, most, cores):
         most = cores
-    return Opening(
-        knob.name,
-        knob.description or meaning_of(knob.name).words,
-        framework.source or f"{framework.name} file",
-        given[0] if present is None else None,
-        tuple(choice for choice in given if choice not in known and not refuse_threads(knob.name, choice, cores)),
-        least,
-        most,
-        cores=cores,
-    )
+    values = tuple(choice for choice in given if choice not in known and not refuse_threads(knob.name, choice, cores))
+    what, source = knob.description or meaning_of(knob.name).words, framework.source or f"{framework.name} file"
+    neutral = given[0] if present is None else None
+    return Opening(knob.name, what, source, neutral, values, least, most, cores=cores)
 
 
 def find_opening(

@@ -15,6 +15,7 @@ from pathlib import Path
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, open_inside, open_job_file
 from cclsearch.core.secrets.redact import redact
+from cclsearch.core.text import format_value as format_bytes
 from cclsearch.core.text import plain
 from cclsearch.record.trial import Trial
 from cclsearch.report.figures import format_value
@@ -44,10 +45,7 @@ class EvidenceFile:
     @property
     def size(self) -> str:
         """`812 B`, `14.2 kB`, `3.1 MB`."""
-        for unit, size in (("MB", 1e6), ("kB", 1e3)):
-            if self.num_bytes >= size:
-                return f"{self.num_bytes / size:.1f} {unit}"
-        return f"{self.num_bytes} B"
+        return format_bytes(self.num_bytes, "B")
 
 
 def list_files(run: Run, trial: Trial) -> list[EvidenceFile]:
