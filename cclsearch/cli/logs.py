@@ -13,9 +13,10 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, open_job_file, read_job_json
 from cclsearch.core.secrets.redact import Masker, redact
 from cclsearch.core.text import one_line, plain
+from cclsearch.core.values import Failure
 from cclsearch.launch.collect import FAILURES_FOLDER, read_fault
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
-from cclsearch.launch.log_reader import find_rank
+from cclsearch.launch.log_reader import LogFault, find_rank
 from cclsearch.record.trial import Trial
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
@@ -109,22 +110,21 @@ def _explain(loaded: Run, trial: Trial) -> None:
     for number, retry in enumerate(trial.retries, 1):
         print(f"attempt {number} does not count: {one_line(retry.reason, 2000)}")
     failure = trial.outcome.failure if trial.outcome else None
-    if failure is not None:
-        rank = "" if failure.rank is None else f" (rank {failure.rank})"
-        print(f"trial {trial.number}: {failure.kind.describe()}{rank}: {one_line(failure.message, 2000)}")
-    else:
-        print(f"trial {trial.number}: {'did not fail' if trial.outcome else 'has not ended'}")
+    state = "did not fail" if trial.outcome else "has not ended"
+    print(f"trial {trial.number}: {state if failure is None else _describe(failure)}")
     found = read_fault(find_log_folder(loaded.folder, trial))
     if found is None:
         print("its logs: no line shows a failure")
         return
     fault, path = found
-    where = [f"rank {fault.rank}"] * (fault.rank is not None) + [f"node {fault.node}"] * (fault.node is not None)
-    print(f"its logs: {', '.join([f'{path.name}, line {fault.line}', *where])}: {fault.kind.describe()}")
-    if failure is None or fault.message not in failure.message:
-        print(one_line(redact(fault.message), 2000))
+    print(f"its logs: {path.name}, line {fault.line}{f', node {fault.node}' if fault.node else ''}: {_describe(fault)}")
     if fault.blames_node:
         print("the machine is at fault, not the configuration: the trial is repeated, on Slurm without that node")
+
+
+def _describe(failure: Failure | LogFault) -> str:
+    rank = "" if failure.rank is None else f" (rank {failure.rank})"
+    return f"{failure.kind.describe()}{rank}: {one_line(redact(failure.message), 2000)}"
 
 
 def _print_failure(folder: Path, number: int, rank: int, count: int) -> None:

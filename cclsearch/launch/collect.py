@@ -264,7 +264,7 @@ def _own_failure(stage: Stage, kind: FailureKind, message: str, rank: int | None
     kind = FailureKind.CRASHED if kind in _NOT_REPORTED else kind
     if kind in (FailureKind.CRASHED, FailureKind.COMMUNICATION):
         fault = project_rules().classify(message)
-        if fault is not None and fault.blames_node:
+        if fault is not None and fault.bad_node:
             return Failure(stage=stage, kind=FailureKind.NODE_FAILED, message=_blame(message, None), rank=rank)
         kind = classify_text(message)
     return Failure(stage=stage, kind=kind, message=_shorten(message), rank=rank)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
-from cclsearch.core.values import FailureKind
+from cclsearch.core.values import FailureKind, Model
 from cclsearch.core.yaml_file import read_yaml
 
 FAULTS_FILE = "faults.yaml"
@@ -20,47 +20,16 @@ FAULTS_FILE = "faults.yaml"
 MAX_LABELS = 8
 """Labels that are stripped from one line."""
 REFUSALS_FILE = Path(__file__).with_name("refusals.yaml")
-_SHIPPED = Path(__file__).with_name(FAULTS_FILE)
 
 
-@dataclass(frozen=True)
-class FaultClass:
-    """What a line means: the lowest level in a log is the cause, and of one level the first line."""
+class FaultClass(Model):
+    """What a line means; `faults.yaml` lists the classes."""
 
     name: str
     kind: FailureKind
     level: int
-    blames_node: bool = False
-    """Whether the machine failed, and not the configuration."""
+    bad_node: bool = False
     ends_job: bool = False
-    """Whether what is printed after it follows from it."""
-
-
-EXCEPTION = FaultClass("exception", FailureKind.CRASHED, 3)
-"""An exception that no pattern knows."""
-IGNORED = FaultClass("ignored", FailureKind.CRASHED, 9)
-CLASSES = {
-    known.name: known
-    for known in (
-        FaultClass("out_of_memory", FailureKind.OUT_OF_MEMORY, 0),
-        FaultClass("node", FailureKind.CRASHED, 1, blames_node=True),
-        FaultClass("launcher", FailureKind.LAUNCHER, 2),
-        FaultClass("illegal_config", FailureKind.ILLEGAL_CONFIG, 2),
-        FaultClass("crashed", FailureKind.CRASHED, 2),
-        FaultClass("timeout", FailureKind.TIMEOUT, 4, ends_job=True),
-        FaultClass("preempted", FailureKind.PREEMPTED, 4, ends_job=True),
-        FaultClass("node_failed", FailureKind.NODE_FAILED, 4, ends_job=True),
-        FaultClass("allocation_ended", FailureKind.ALLOCATION_ENDED, 4, ends_job=True),
-        FaultClass("communication", FailureKind.COMMUNICATION, 4),
-        FaultClass("killed", FailureKind.CRASHED, 4),
-        FaultClass("fault", FailureKind.CRASHED, 4),
-        FaultClass("peer", FailureKind.COMMUNICATION, 5),
-        FaultClass("cancelled", FailureKind.CANCELLED, 6),
-        FaultClass("report", FailureKind.CRASHED, 7),
-        IGNORED,
-    )
-}
-"""Classes of `faults.yaml`. A rank that only lost a peer (`peer`) and a launcher's exit report count last."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +70,7 @@ class FaultRules:
         lowered = text.lower()
         own = next((known for known, phrase in self.phrases if phrase in lowered), None)
         if own is not None or any(pattern.search(text) for pattern in self.ignored):
-            return own or IGNORED
+            return own or CLASSES["ignored"]
         rows = (row for cue in (self.find_cues(lowered) if cues is None else cues) for row in self.faults.get(cue, ()))
         found = {known for known, pattern in rows if pattern.search(text)}
         if CLASSES["peer"] in found:
@@ -110,11 +79,8 @@ class FaultRules:
 
     def locate(self, text: str) -> dict[str, str]:
         """Return rank and node that a text names itself."""
-        found: dict[str, str] = {}
-        for pattern in self.places:
-            if match := pattern.search(text):
-                found = {name: value for name, value in match.groupdict().items() if value} | found
-        return found
+        matches = (pattern.search(text) for pattern in reversed(self.places))
+        return {name: value for m in matches if m is not None for name, value in m.groupdict().items() if value}
 
 
 @dataclass(frozen=True)
@@ -138,28 +104,16 @@ def _list_refusals(service: str) -> tuple[tuple[re.Pattern[str], Refusal], ...]:
     )
 
 
-@functools.cache
-def shipped_rules() -> FaultRules:
-    """Return the package's own patterns."""
-    return compile_rules(read_yaml(_SHIPPED))
-
-
-def project_rules() -> FaultRules:
-    """Return the package's patterns with the phrases of the project's `faults.yaml`; UserError if one is wrong."""
-    path = project_root() / FAULTS_FILE
-    return add_phrases(shipped_rules(), read_yaml(path), str(path)) if path.is_file() else shipped_rules()
-
-
 def compile_rules(data: Mapping[str, Any]) -> FaultRules:
-    """Return the rules of `faults.yaml`'s content; ValueError if a fault's pattern has no cue in its text."""
-    cues = tuple(str(cue) for cue in data["cues"])
+    """Return the rules of `faults.yaml`'s content."""
     faults: dict[str, list[tuple[FaultClass, re.Pattern[str]]]] = {}
     for name, rows in data["faults"].items():
         for pattern, _ in rows:
-            for cue in _needed_cues(pattern, cues):
+            words = re.sub(r"\\(.)", r"\1", pattern).lower()
+            for cue in (cue for cue in data["cues"] if cue in words):
                 faults.setdefault(cue, []).append((CLASSES[name], re.compile(pattern, re.IGNORECASE)))
     return FaultRules(
-        cues=cues,
+        cues=tuple(data["cues"]),
         prefixes=tuple(re.compile(pattern) for pattern, _ in data["prefixes"]),
         places=tuple(re.compile(pattern, re.IGNORECASE) for pattern, _ in data["places"]),
         ignored=tuple(re.compile(pattern, re.IGNORECASE) for pattern, _ in data["ignored"]),
@@ -167,12 +121,16 @@ def compile_rules(data: Mapping[str, Any]) -> FaultRules:
     )
 
 
-def _needed_cues(pattern: str, cues: Iterable[str]) -> list[str]:
-    text = re.sub(r"\\(.)", r"\1", pattern).lower()
-    needed = [cue for cue in cues if cue in text]
-    if not needed:
-        raise ValueError(f"the pattern {pattern!r} has none of the cues in its text")
-    return needed
+_DATA = read_yaml(Path(__file__).with_name(FAULTS_FILE))
+CLASSES = {name: FaultClass(name=name, **fields) for name, fields in _DATA["classes"].items()}
+shipped_rules = functools.cache(functools.partial(compile_rules, _DATA))
+"""Returns the package's own patterns."""
+
+
+def project_rules() -> FaultRules:
+    """Return the package's patterns with the phrases of the project's `faults.yaml`; UserError if one is wrong."""
+    path = project_root() / FAULTS_FILE
+    return add_phrases(shipped_rules(), read_yaml(path), str(path)) if path.is_file() else shipped_rules()
 
 
 def add_phrases(rules: FaultRules, data: Mapping[str, Any], where: str) -> FaultRules:
@@ -184,5 +142,4 @@ def add_phrases(rules: FaultRules, data: Mapping[str, Any], where: str) -> Fault
         if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
             raise UserError(f"{where}: {name} must be a list of texts, not {texts!r:.100}")
         phrases += [(CLASSES[name], text.lower()) for text in texts]
-    cues = (*rules.cues, *(phrase for _, phrase in phrases))
-    return FaultRules(cues, rules.prefixes, rules.places, rules.ignored, rules.faults, tuple(phrases))
+    return replace(rules, cues=(*rules.cues, *(phrase for _, phrase in phrases)), phrases=tuple(phrases))

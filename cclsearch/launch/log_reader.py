@@ -9,21 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cclsearch.core.job_file import JobFileError, open_job_file
 from cclsearch.core.text import one_line
 from cclsearch.core.values import MEMORY_HINT, FailureKind
-from cclsearch.launch.fault_rules import (
-    CLASSES,
-    EXCEPTION,
-    IGNORED,
-    FaultClass,
-    FaultRules,
-    project_rules,
-    shipped_rules,
-)
+from cclsearch.launch.fault_rules import CLASSES, FaultClass, FaultRules, project_rules, shipped_rules
 
 MAX_LINE_BYTES = 8192
 """A longer line is read in pieces of this size."""
@@ -119,14 +111,10 @@ class LogReader:
         self._best: dict[int, _Found] = {}
         self._ended: _Found | None = None
         self._has_summary = False
-        self._streams: dict[tuple[str, ...], _Stream] = {}
+        self.streams: dict[tuple[str, ...], _Stream] = {}
+        """Labels of a rank -> what is open in its lines."""
         self._open: set[tuple[str, ...]] = set()
         self._line = 0
-
-    @property
-    def num_streams(self) -> int:
-        """Ranks whose lines were read separately so far."""
-        return len(self._streams)
 
     def feed(self, line: str) -> None:
         """Take the next line."""
@@ -137,16 +125,16 @@ class LogReader:
         self.examined_chars += len(line)
         labels, text = self.rules.peel(line)
         key = tuple(labels.get(name, "") for name in ("rank", "group", "task", "local", "node", "pid"))
-        stream = self._streams.get(key)
+        stream = self.streams.get(key)
         if stream is None:
-            stream = self._streams.setdefault(key if len(self._streams) < MAX_STREAMS else (), _Stream())
+            stream = self.streams.setdefault(key if len(self.streams) < MAX_STREAMS else (), _Stream())
         if cues or stream.is_open:
             self._take(stream, labels, text, cues)
             (self._open.add if stream.is_open else self._open.discard)(key)
 
     def conclude(self) -> LogFault | None:
         """Return the root failure of all lines; None if there is none."""
-        for stream in self._streams.values():
+        for stream in self.streams.values():
             self._resolve(stream, "")
         if not self._best:
             return None
@@ -159,7 +147,7 @@ class LogReader:
         rank = _choose_rank(best.labels, best.named, self.reported)
         is_same = rank is None or _choose_rank({}, {}, self.reported) in (None, rank)
         node = best.labels.get("node") or best.named.get("node") or (self.reported.get("node") if is_same else None)
-        return LogFault(fault.kind, one_line(message, MAX_MESSAGE), rank, node, fault.blames_node, best.line, fault)
+        return LogFault(fault.kind, one_line(message, MAX_MESSAGE), rank, node, fault.bad_node, best.line, fault)
 
     def _take(self, stream: _Stream, labels: dict[str, str], text: str, cues: list[str]) -> None:
         body = text.strip()
@@ -202,7 +190,7 @@ class LogReader:
         self._keep_exception(stream, self._line, labels, body)
 
     def _keep_exception(self, stream: _Stream, line: int, labels: dict[str, str], body: str) -> None:
-        fault = self.rules.classify(body) or EXCEPTION
+        fault = self.rules.classify(body) or CLASSES["exception"]
         if stream.is_chained and fault.level > 2:  # an earlier exception in the chain is the cause
             fault = CLASSES["report"]
         stream.is_chained = False
@@ -236,13 +224,14 @@ class LogReader:
             if len(stream.head) > _MAX_BELOW:
                 stream.head, stream.is_summary = [], False
         if fault is not None and stream.is_summary and fault.name in ("killed", "fault"):
-            fault, body = replace(fault, level=EXCEPTION.level), f"the first process that failed: {body}"
+            fault = fault.model_copy(update={"level": CLASSES["exception"].level})
+            body = f"the first process that failed: {body}"
         if fault is not None:
             self._keep(fault, self._line, labels, whole if fault.level < 3 else body)
 
     def _keep(self, fault: FaultClass, line: int, labels: dict[str, str], message: str) -> _Found | None:
         """Keep the first failure of each level, and return it; a later one of the level may name its rank or node."""
-        if fault is IGNORED:
+        if fault.name == "ignored":
             return None
         first = self._best.get(fault.level)
         if first is not None and (first.labels or first.fault is not fault or fault.level > 2) and self.reported:

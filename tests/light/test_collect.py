@@ -95,6 +95,41 @@ def test_the_first_rank_that_failed_by_itself_counts(tmp_path):
     assert (failure.kind, failure.rank) == (FailureKind.OUT_OF_MEMORY, 1)
 
 
+@pytest.mark.parametrize(
+    ("log", "kind", "words"),
+    [
+        ("failed (exitcode: -9) local_rank: 2 (pid: 98) of binary: /w/python", FailureKind.CRASHED, "memory runs out"),
+        (
+            "[rank2]: RuntimeError: CUDA error: uncorrectable ECC error",
+            FailureKind.NODE_FAILED,
+            "hardware of a node is",
+        ),
+        ("[rank2]: torch.OutOfMemoryError: CUDA out of memory.", FailureKind.OUT_OF_MEMORY, "CUDA out of memory"),
+        ("[rank2]: RuntimeError: Connection closed by peer", FailureKind.COMMUNICATION, "said the rank"),
+    ],
+)
+def test_a_cause_in_the_log_counts_before_ranks_that_lost_their_peers(tmp_path, log, kind, words):
+    (tmp_path / "failures").mkdir()
+    record = {"rank": 0, "time_ns": 1, "kind": "crashed", "message": "said the rank: Connection closed by peer"}
+    (tmp_path / "failures" / "rank-0.json").write_text(json.dumps(record))
+    (tmp_path / "stderr.log").write_text(f"{log}\n")
+    failure = collect_result(tmp_path, TrainingResult, exit_code=1)
+    assert (failure.kind, failure.rank) == (kind, 0 if kind is FailureKind.COMMUNICATION else 2)
+    assert words in failure.message
+
+
+def test_the_kind_of_a_crashed_rank_is_read_from_its_message(tmp_path):
+    for text, kind in (
+        ("RuntimeError: NCCL error in: x\nLast error:\nCuda failure 2 'out of memory'", FailureKind.OUT_OF_MEMORY),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", FailureKind.NODE_FAILED),
+        ("ModuleNotFoundError: No module named 'torch'", FailureKind.LAUNCHER),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", FailureKind.CRASHED),
+    ):
+        failure = {"stage": "run", "kind": "crashed", "message": text}
+        (tmp_path / "result.json").write_text(json.dumps({"status": "failed", "failure": failure}))
+        assert collect_result(tmp_path, TrainingResult).kind is kind
+
+
 NUMBER, WHOLE = "Input should be a valid number", "Input should be a valid integer"
 NOT_FIGURES = [
     ("step_times_s", "[0.5, true]", f"step_times_s.1: {NUMBER} (True)"),

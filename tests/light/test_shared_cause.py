@@ -75,6 +75,13 @@ def test_different_exceptions_in_turn_do_not_end_it(project, names):
     assert end_of(state) == (EndKind.BUDGET_USED, 8)
 
 
+@pytest.mark.parametrize(
+    "message", ["srun: error: gpu2: task 5: Killed (SIGKILL)", "rank 3 exits with return code = -9", "exitcode: -9"]
+)
+def test_processes_that_were_killed_never_end_it_for_memory_is_the_likely_reason(project, message):
+    assert end_of(search(project, lambda job: crash(message))) == (EndKind.BUDGET_USED, 8)
+
+
 def test_once_a_trial_was_admitted_the_surrogate_learns_instead(project):
     launcher = MeasuredLauncher(lambda job: ran(job, simulated=False) if job.trial == 1 else crash_alike(job))
     search = open_search(project, launcher, admits=True, budget=6, parallel=1, max_attempts=1)

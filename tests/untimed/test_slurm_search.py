@@ -47,6 +47,39 @@ def test_links_between_ranks_of_a_slurm_job_are_measured(cluster, project):
     assert (profile.parent / "cluster.links.csv").read_text().startswith("#")
 
 
+FAULTY = """
+import os, sys
+ecc = "terminate called after throwing an instance of 'c10::Error'\\n  what():  CUDA error: uncorrectable ECC error"
+print(ecc if "attempts/1" in os.environ["CCL_TRIAL_DIR"] else "ValueError: odd heads", file=sys.stderr)
+sys.exit(1)
+"""
+
+
+def test_a_trial_whose_hardware_fails_is_repeated_on_another_node_and_says_why(cluster, project):
+    launchers = project / "launchers"
+    launchers.mkdir()
+    (launchers / "faulty.py").write_text(FAULTY)
+    knob = "{name: micro_batch_size, choices: [1]}"
+    (launchers / "faulty.framework.yaml").write_text(f"script: faulty.py\nrunner: process\nknobs: [{knob}]\n")
+    (launchers / "four.yaml").write_text("launcher: slurm\ncpu_only: true\npoll_s: 0.5\ngrace_s: 1\n")
+    words = ["--framework", "faulty", "--set", "total_count=1", "--budget", "1", "--name", "r", "--keep-going"]
+    done = run_command("run", "-w", "tiny", "-l", "four", *words, cwd=project)
+    assert done.returncode == 1, done.stderr
+    trial = project / "runs/r/trials/0001"
+    nodes = [
+        json.loads(path.read_text())["node"]
+        for attempt in (1, 2)
+        for path in trial.glob(f"**/slurm-a{attempt}/node-0.json")
+    ]
+    assert len(set(nodes)) == 2
+    why = run_command("logs", "r", "1", "--why", cwd=project).stdout.splitlines()
+    assert why[0].startswith(f"attempt 1 does not count: node_failed: the hardware of node {nodes[0]} is at fault: c10")
+    assert why[1:] == [
+        "trial 1: crashed: ValueError: odd heads",
+        "its logs: stderr.log, line 1: crashed: ValueError: odd heads",
+    ]
+
+
 def _leave_jobs_and_clean(cluster: Cluster, runs: Path) -> None:
     """`clean` shows and cancels the jobs of a killed search that is not resumed."""
     arguments = ["run", "-w", "tiny", "-b", "4", "-l", "sleepy", "--sampler", "random", "--parallel", "4"]

@@ -88,7 +88,7 @@ class SlurmLauncher:
             self._prepare(spec)
         if len(specs) > 1 and self.settings.max_array is None:
             self._submitter.max_array = self._max_array
-        self._submitter.leave_out(list_bad_nodes(self.run_dir))
+        self._submitter.left_out = list_bad_nodes(self.run_dir)
         self._submitter.submit(specs)
         return [self._handle(spec) for spec in specs]
 

@@ -71,19 +71,10 @@ class Submitter:
     max_array: int = 1000
     ids: dict[Path, str] = field(default_factory=dict)
     """Attempt folder -> job id, if known."""
-    left_out: tuple[str, ...] = ()
-    """Nodes whose hardware failed."""
+    left_out: Sequence[str] = ()
+    """Nodes whose hardware failed: jobs exclude them, as well as the profile's."""
     waiting_for: str = ""
     """Slurm's message on why attempts could not be submitted yet; empty if none waits."""
-
-    def leave_out(self, nodes: Sequence[str]) -> None:
-        """Have later jobs exclude these nodes, as well as the profile's."""
-        self.left_out = tuple(nodes)
-
-    @property
-    def _settings(self) -> SlurmSettings:
-        names = [name for name in (self.settings.exclude, *self.left_out) if name]
-        return self.settings.model_copy(update={"exclude": ",".join(names) or None})
 
     def submit(self, specs: Sequence[JobSpec]) -> None:
         """Submit the attempts that are not submitted yet; those that a limit keeps out get no entry in `ids`.
@@ -195,7 +186,9 @@ class Submitter:
         paths = tuple(spec.folder / SPEC_FILE for spec in chunk)
         write_model(folder / JOBS_FILE, JobList(run_id=first.run_id, jobs=paths))
         script = folder / SCRIPT_FILE
-        script.write_text(render_chunk(chunk, folder, self._settings), encoding="utf-8")
+        excluded = ",".join(name for name in (self.settings.exclude, *self.left_out) if name) or None
+        settings = self.settings.model_copy(update={"exclude": excluded})
+        script.write_text(render_chunk(chunk, folder, settings), encoding="utf-8")
         with _hold_lock(first.trial_dir) as descriptor:
             for index, spec in enumerate(chunk):
                 position = index if len(chunk) > 1 else None
