@@ -117,11 +117,12 @@ def _find_problems(table: EventTable, rows: Ints) -> Iterator[Problem]:
         longest = int((windows.spans_W2[:, 1] - windows.spans_W2[:, 0]).max())
         start = table.ts_ns[rows]
         inside = (start >= windows.spans_W2[0, 0]) & (start < windows.spans_W2[-1, 1])
-        too_long = rows[inside & (duration > longest)]
+        is_kernel = table.kind[rows] <= np.uint8(Kind.COMM)  # a copy may go on beside several steps
+        too_long = rows[inside & is_kernel & (duration > longest)]
         if len(too_long):
             name = one_line(table.names[table.name_id[too_long[0]]], 60)
             took, step = table.dur_ns[too_long[0]] / 1e6, longest / 1e6
-            text = f"{count_of(len(too_long), 'device event')} longer than every step"
+            text = f"{count_of(len(too_long), 'kernel')} longer than every step"
             yield Reason.IMPOSSIBLE_TIMES, f"{text} ({name}: {took:.4g} ms in {step:.4g} ms)"
 
 
@@ -133,7 +134,10 @@ def _find_lost_records(table: EventTable, rows: Ints) -> Iterator[Problem]:
         lost = int((~has_kernel).sum())
         if lost > (1 - MIN_LAUNCHED_SHARE) * len(calls):
             what = "no kernel" if not len(rows) else f"no kernel for {lost} of them"
-            yield Reason.MISSING_KERNELS, f"{len(calls)} kernel launches and {what}: the profiler dropped records"
+            yield (
+                Reason.MISSING_KERNELS,
+                f"{len(calls)} kernel launches and {what}: records were lost, or a graph captured them",
+            )
             return
     if not len(rows):
         backend = table.rows_named(_DEVICE_BACKEND, Kind.ANNOTATION)
