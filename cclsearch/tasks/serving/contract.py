@@ -138,18 +138,10 @@ class ServingResult(TrialResult):
     """Fault of the log; empty if there is none."""
 
     def list_digests(self, payload: ServingInput) -> tuple[str, ...]:
-        answers: list[list[RequestRecord]] = [[] for _ in self.loads]
-        for record in self.requests:
-            if not record.is_warm_up:
-                answers[record.load].append(record)
-        return tuple(
-            digest_results(f"{r.number} {r.output_tokens} {r.token_ids_sha256}" for r in sorted(load, key=_number))
-            for load in answers
-        )
-
-
-def _number(record: RequestRecord) -> int:
-    return record.number
+        answers: list[list[str]] = [[] for _ in self.loads]
+        for r in sorted((r for r in self.requests if not r.is_warm_up), key=lambda r: r.number):
+            answers[r.load].append(f"{r.number} {r.output_tokens} {r.token_ids_sha256}")
+        return tuple(map(digest_results, answers))
 
 
 ServingEvidence = EvidenceOf[ServingInput, ServingResult]
