@@ -196,9 +196,11 @@ class TrialComparison:
         missing = self._agreement.find_missing(self._framework, make_input(self._spec, trial), len(outcome.fingerprint))
         if missing:
             return Verdict(rule=self._agreement.rule, ok=False, detail=missing)
-        verdicts = [
-            self._judge_vote(trial, kind, vote, is_counted) for kind, vote in self._votes(trial, outcome).items()
-        ]
+        votes = self._votes(trial, outcome)
+        verdicts = [self._judge_vote(trial, kind, vote, is_counted) for kind, vote in votes.items()]
+        if len(verdicts) > 1 and verdicts[0].ok:
+            detail = f"before the timed window, {verdicts[0].detail}"
+            verdicts[0] = verdicts[0].model_copy(update={"detail": detail})
         nothing = Verdict(rule=self._agreement.rule, ok=None, detail="there is nothing to compare it with yet")
         return min(reversed(verdicts), key=lambda verdict: (False, True, None).index(verdict.ok), default=nothing)
 

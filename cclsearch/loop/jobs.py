@@ -274,7 +274,8 @@ class JobRunner:
 
     def _record_windows(self, writer: RunWriter, trial: Trial, folder: Path) -> None:
         """Record the windows that opened since the last look."""
-        for window in self.keeper.list_opened(folder)[len(trial.timed) :]:
+        known = len(writer.state.trials[trial.number].timed)  # `trial` may be older
+        for window in self.keeper.list_opened(folder)[known:]:
             opened = window.model_copy(update={"seconds": None, "digest": ""})
             event = TrialWindow(trial=trial.number, attempt=max(trial.attempt, 1), window=opened)
             writer.record(event.at(self.now_s()))
