@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 """Anybody who reaches the port may read all runs, so nothing outside this machine reaches it."""
 IDLE_S = 10.0
 """Seconds in which a client sends a whole request, or reads some of an answer; else its connection is closed."""
-END_S = 1.2
+END_S = 0.7
 """Seconds after Ctrl-C at which the process ends, even if a thread still reads: it writes nothing."""
 
 
