@@ -1,4 +1,4 @@
-"""Compares predicted with published step times of training configurations: the figures of `experts.md`.
+"""Compares predicted with published step times and peaks of training configurations: the figures of `experts.md`.
 
     python benchmarks/experts.py EXPERTS.csv MODELS.csv [--landscapes FOLDER ...]
 
@@ -23,7 +23,8 @@ from cclsearch.card.model import Card, Hardware, ModelArch, MoEArch
 from cclsearch.core.values import Config, Value
 from cclsearch.recording.load import find_recordings, load_recording
 from cclsearch.space.table import Knob, Space, space_from_rows
-from cclsearch.tasks.training.prediction import Priors, make_predictor, read_priors
+from cclsearch.stats.closed_form import LIKELY
+from cclsearch.tasks.training.prediction import Priors, load_priors, make_predictor, read_priors
 
 CHECKPOINTING = ("none", "selective", "0.6", "0.8", "full")
 """What a source may have used that does not say it: nothing, what is cheap, shares of the activations, everything."""
@@ -48,7 +49,10 @@ class Published:
     configs: tuple[Config, ...]
     """One, or one for each kind of recomputation if the source does not state it."""
     step_time_s: float
+    """NaN if only the peak is known."""
     label: str
+    peak_gib: float
+    """NaN if unknown."""
 
     @property
     def space(self) -> Space:
@@ -56,21 +60,27 @@ class Published:
         return space_from_rows(knobs, self.configs)
 
 
-def read_published(experts: Path, models: Path) -> list[Published]:
-    """Return the complete rows of the table."""
+def read_published(experts: Path, models: Path, *, peaks: bool = False) -> list[Published]:
+    """Return the complete rows of the table; with `peaks`, those with a peak whose layout is known instead."""
     with models.open(encoding="utf-8", newline="") as file:
         archs = {row["name"]: row for row in csv.DictReader(file)}
     with experts.open(encoding="utf-8", newline="") as file:
-        rows = [(n, row) for n, row in enumerate(csv.DictReader(file), 2) if row["layout_complete_derived"] == "1"]
+        rows = [(n, row) for n, row in enumerate(csv.DictReader(file), 2) if _is_wanted(row, peaks)]
     return [_read_row(number, row, archs[row["architecture"]]) for number, row in rows]
+
+
+def _is_wanted(row: Mapping[str, str], peaks: bool) -> bool:
+    if peaks:
+        return bool(row["memory_per_device"] and row["architecture"] and row["micro_batch"])
+    return row["layout_complete_derived"] == "1"
 
 
 def _read_row(number: int, row: Mapping[str, str], model: Mapping[str, str]) -> Published:
     accelerator = _accelerator(row["accelerator"])
-    ranks, batch = int(row["num_accelerators"]), int(float(row["global_batch"]))
-    degrees = {name: int(float(row[name] or 1)) for name in ("tp", "pp", "cp", "ep")}
+    ranks, degrees = int(row["num_accelerators"]), {n: int(float(row[n] or 1)) for n in ("tp", "pp", "cp", "ep")}
     # a TPU7x chip has two devices and one name: chips are counted
     dp = max(ranks // (degrees["tp"] * degrees["pp"] * degrees["cp"]), 1)
+    batch = int(float(row["global_batch"] or float(row["micro_batch"]) * dp))
     if row["framework"] == "MaxText":
         micro_batch = max(batch // (dp * int(float(row["grad_accum"] or 1))), 1)
     else:
@@ -90,12 +100,18 @@ def _read_row(number: int, row: Mapping[str, str], model: Mapping[str, str]) -> 
     if row["fsdp_zero"].lower() == "hsdp":
         config["dp_replicate"] = max(dp // _per_node(accelerator, ranks), 1)
     configs = tuple(Config({**config, "activation_checkpointing": kind}) for kind in _checkpointing(row))
-    seconds = float(row["step_time_s"] or row["step_time_s_derived"])
+    seconds = float(row["step_time_s"] or row["step_time_s_derived"] or "nan")
     label = f"{row['model']} {row['accelerator']} x{ranks} {row['precision']}"
-    return Published(number, row["source_repo"], _make_card(row, model, accelerator, ranks), configs, seconds, label)
+    card = _make_card(row, model, accelerator, ranks, batch)
+    return Published(number, row["source_repo"], card, configs, seconds, label, _peak_gib(row["memory_per_device"]))
 
 
-def _make_card(row: Mapping[str, str], model: Mapping[str, str], accelerator: str, ranks: int) -> Card:
+def _peak_gib(text: str) -> float:
+    found = re.match(r"([\d.]+) (GiB|GB)", text)
+    return float(found[1]) * (1e9 / 2**30 if found[2] == "GB" else 1.0) if found else float("nan")
+
+
+def _make_card(row: Mapping[str, str], model: Mapping[str, str], accelerator: str, ranks: int, batch: int) -> Card:
     hardware = Hardware(
         accelerator=accelerator,
         num_accelerators=ranks,
@@ -110,7 +126,7 @@ def _make_card(row: Mapping[str, str], model: Mapping[str, str], accelerator: st
         title=row["model"],
         family=row["architecture"],
         model=_make_arch(model),
-        work=Config({"global_batch_size": int(float(row["global_batch"])), "seq_len": int(float(row["seq_len"]))}),
+        work=Config({"global_batch_size": batch, "seq_len": int(float(row["seq_len"]))}),
         precision=_precision(row["precision"]),
         hardware=hardware,
         framework=row["framework"].lower(),
@@ -199,6 +215,8 @@ def _checkpointing(row: Mapping[str, str]) -> tuple[str, ...]:
         return CHECKPOINTING
     if "none" in text:
         return ("none",)
+    if re.search(r"moe(,|$)", text):  # whole MoE layers, most of the activations
+        return ("0.6",)
     return ("full",) if "full" in text else ("selective",)
 
 
@@ -250,6 +268,30 @@ def print_table(columns: Mapping[str, Sequence[float]], published: Sequence[Publ
         print(f"{name:<44}{len(rows):>5}{cells}")
 
 
+def print_memory(published: Sequence[Published], peaks: Sequence[Published]) -> None:
+    """Print how many published runs are predicted not to fit, and the error of published peaks, by repository.
+
+    The shipped constants of memory are fitted on landscapes alone.
+    """
+    priors = load_priors()
+    lost = [row for row in published if predict_memory(row, priors)[1] < LIKELY]
+    print(f"\nran, and predicted not to fit: {len(lost)} of {len(published)}")
+    ratios = {row: predict_memory(row, priors)[0] / row.peak_gib for row in peaks}
+    for source in ("all", *dict.fromkeys(row.source for row in peaks)):
+        own = np.array([ratio for row, ratio in ratios.items() if source in {"all", row.source}])
+        error, ratio = np.median(np.abs(own - 1)), np.median(own)
+        print(f"peaks of {source:<35}{len(own):>5}{f'{error:.3f}  {ratio:.2f}':>22}")
+
+
+def predict_memory(row: Published, priors: Priors) -> tuple[float, float]:
+    """Return the expected GiB of the configuration that is taken, and the probability that it fits."""
+    from cclsearch.propose.bayes.feasibility import fit_feasibility
+
+    at = np.array([choose_row(row, priors)])
+    gib, fits, _ = fit_feasibility(make_predictor(row.card, row.space, priors), ()).predict(at)
+    return float(gib[0]), float(fits[0])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experts", type=Path)
@@ -260,6 +302,7 @@ def main() -> None:
     recordings = [load_recording(path) for folder in args.landscapes for path in find_recordings(folder)]
     columns = {"source left out": predict_held_out(published, recordings)}
     print_table(columns, published)
+    print_memory(published, read_published(args.experts, args.models, peaks=True))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -69,6 +69,9 @@ class LossBounds(Model):
         return self.bounds.get(precision)
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class Behaviour(Model):
     """Behaviour of a framework that no knob of the space decides; trials show a field that is not set.
 
@@ -88,6 +91,8 @@ class Behaviour(Model):
     """State that data-parallel ranks shard: none, optimizer states, gradients too, weights too."""
     gradient_bytes: Literal[2, 4] | None = None
     """Bytes per parameter in which gradients are kept over the micro-batches of a step."""
+    selective: tuple[Share, Share] | None = None
+    """Share of a layer's activations that selective recomputation drops, and of the forward pass that it repeats."""
     pointwise: Literal["eager", "fused_norms", "fused", "compiled"] | None = None
     """Operators between matrix products: one kernel each, norms and rotary embeddings fused, activation functions too,
     or the whole step compiled."""

@@ -222,6 +222,8 @@ def read_layout(card: Card, space: Space) -> Layout:
     if not has_sequence_knob:
         splits_sequence = np.full(len(space), float(bool(behaviour.sequence_parallel)))
     eager = 1.0 - _by_choice(space, "compile", _as_switch)
+    partial_ones = _by_choice(space, "activation_checkpointing", lambda choice, _: float(str(choice).lower() in _PARTIAL)) > 0
+    dropped, repeated = behaviour.selective or (PARTIAL_SHARE, PARTIAL_COST)
     return Layout(
         tp=number("tp"),
         dp=dp,
@@ -234,11 +236,11 @@ def read_layout(card: Card, space: Space) -> Layout:
         declares_sharding=has_sharding_knob or behaviour.zero_stage is not None,
         gradient_bytes=behaviour.gradient_bytes,
         replicated=np.minimum(number("dp_replicate"), dp),
-        recompute=_by_choice(space, "activation_checkpointing", _as_recomputed),
+        recompute=np.where(partial_ones, dropped, _by_choice(space, "activation_checkpointing", _as_recomputed)),
         offloads=_by_choice(space, "activation_checkpointing", lambda choice, _: float(choice == "offload")),
         declares_recomputation=space.find("activation_checkpointing") is not None
         or has_knob(card.framework, "activation_checkpointing"),
-        repeated=_by_choice(space, "activation_checkpointing", _as_repeated),
+        repeated=np.where(partial_ones, repeated, _by_choice(space, "activation_checkpointing", _as_repeated)),
         sequence_parallel=splits_sequence,
         declares_sequence_parallel=has_sequence_knob or behaviour.sequence_parallel is not None,
         virtual=number("virtual_pipeline"),
