@@ -171,3 +171,18 @@ def test_tensor_parallel_ranks_and_shards_of_weights_need_buffers_that_tokens_an
     full = working(activation_checkpointing="full")
     assert full > 0
     assert working(activation_checkpointing="offload") == full
+
+
+def test_selective_recomputation_drops_and_repeats_what_the_framework_says(tmp_path, monkeypatch):
+    def columns(behaviour: str) -> tuple[list[float], list[float]]:
+        card = card_of(tmp_path, monkeypatch, f"one{len(behaviour)}", behaviour)
+        kinds = ("none", "selective", "full")
+        rows = [{"tp": 1, "dp": 8, "micro_batch_size": 1, "activation_checkpointing": kind} for kind in kinds]
+        layout = read_layout(card, make_space(rows))
+        return layout.recompute.tolist(), layout.repeated.round(9).tolist()
+
+    assert columns("  pipeline_split: even\n") == ([0, 0.4, 1], [0, 0.1, 1])
+    assert columns("  selective: [0.6, 0.5]\n") == ([0, 0.6, 1], [0, 0.5, 1])
+    card_of(tmp_path, monkeypatch, "wrong", "  selective: [0.6, 1.5]\n")
+    with pytest.raises(UserError, match="selective"):
+        load_framework("wrong")

@@ -222,7 +222,7 @@ def read_layout(card: Card, space: Space) -> Layout:
     if not has_sequence_knob:
         splits_sequence = np.full(len(space), float(bool(behaviour.sequence_parallel)))
     eager = 1.0 - _by_choice(space, "compile", _as_switch)
-    partial_ones = _by_choice(space, "activation_checkpointing", lambda choice, _: float(str(choice).lower() in _PARTIAL)) > 0
+    partial_ones = _by_choice(space, "activation_checkpointing", _as_partial) > 0
     dropped, repeated = behaviour.selective or (PARTIAL_SHARE, PARTIAL_COST)
     return Layout(
         tp=number("tp"),
@@ -307,6 +307,10 @@ def _as_switch(choice: Value, default: float) -> float:
 def _as_stage(choice: Value, default: float) -> float:
     """A ZeRO stage, or a switch between stages 0 and 1."""
     return max(_as_number(choice, default), _as_switch(choice, default))
+
+
+def _as_partial(choice: Value, default: float) -> float:
+    return float(str(choice).lower() in _PARTIAL)
 
 
 def _as_recomputed(choice: Value, default: float) -> float:
