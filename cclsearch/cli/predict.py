@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> None:
     learned = learn_about(subject, space, args.learn_from, args.runs)
     matches = _match(space, args)
     prediction, predictor = learned.predict(matches)
-    notes = [*subject.notes, *learned.notes]
+    known = learned.describe(predictor)
+    notes = [*subject.notes, *known]
     rows = [int(row) for row in prediction.order(matches)[: args.top]]
     if predictor.num_refined:
         notes.append(
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         inferred = [each.model_dump(mode="json") for each in card.inferred]
         head = {"workload": card.name, "provenance": "simulated", "legal": len(space), "inferred": inferred}
-        head |= {"notes": notes} if learned.notes else {}
+        head |= {"notes": notes} if known else {}
         more = {"search_node_hours": cost.node_hours, "search_cost": cost.describe()} if cost else {}
         fits = {"memory_limit_gib": card.hardware.memory_gib, "any_fits": not describe_none_fits(card, prediction)}
         print(json.dumps(head | fits | {"configurations": described} | more))

@@ -14,7 +14,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.scoring.objective import Constraint, Objective
 from cclsearch.space.table import Space, count_ranks
-from cclsearch.stats.closed_form import Prediction, describe_none_fits, predict_space
+from cclsearch.stats.closed_form import Prediction, Predictor, describe_none_fits, predict_space
 from cclsearch.tasks.base import find_task, task_of
 
 START_S = 120.0
@@ -85,6 +85,16 @@ def describe_impossible(objective: Objective, space: Space, task: str) -> tuple[
         f" constraint first"
         for constraint, reason in reasons
         if reason
+    )
+
+
+def describe_doubt(predictor: Predictor) -> tuple[str, ...]:
+    """Return a line if the constants of the closed forms were fitted to nothing like the card."""
+    if not predictor.unlike:
+        return ()
+    return (
+        f"not trustworthy here: no measurement {predictor.unlike} is behind the predicted figures, which may be off by"
+        " several times; one measured run corrects them",
     )
 
 

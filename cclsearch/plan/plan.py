@@ -27,7 +27,7 @@ from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Config, Provenance, Value, format_config
 from cclsearch.core.version import __version__
 from cclsearch.launch.profile import Profile, make_launcher
-from cclsearch.plan.forecast import describe_impossible, describe_no_room, estimate_search
+from cclsearch.plan.forecast import describe_doubt, describe_impossible, describe_no_room, estimate_search
 from cclsearch.plan.request import SearchRequest, load_requested
 from cclsearch.plan.target import choose_target
 from cclsearch.plan.warm_start import AUTO, NONE, learn_from_earlier
@@ -51,6 +51,7 @@ from cclsearch.space.framework import load_framework
 from cclsearch.space.knobs import canonical_name, meaning_of
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.table import Space
+from cclsearch.stats.closed_form import predictor_of
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.names.kernels import load_classes
 from cclsearch.tracking.targets import open_targets
@@ -143,7 +144,8 @@ def _describe_cost(request: SearchRequest, workload: ResolvedWorkload, provenanc
     cost = estimate_search(workload.card, workload.space, trials)
     if cost is None:
         return ()
-    lines = [f"expected cost: {cost.describe()}"]
+    doubt = () if request.learn_from else describe_doubt(predictor_of(workload.card, workload.space))
+    lines = [*doubt, f"expected cost: {cost.describe()}"]
     if limits.max_node_hours and cost.node_hours > limits.max_node_hours:
         lines.append(
             f"that is more than --max-node-hours {limits.max_node_hours:g}: the search may end before its budget"

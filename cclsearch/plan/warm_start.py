@@ -23,6 +23,7 @@ from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Failure, Provenance, Stage
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.replay import RECORDED_FAILURES
+from cclsearch.plan.forecast import describe_doubt
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.subject import Subject
 from cclsearch.plan.target import find_recording
@@ -152,6 +153,10 @@ class Learned:
                 f"task {card.task!r} of {card.name} has no closed form: nothing is known before a trial runs"
             )
         return found
+
+    def describe(self, predictor: Predictor) -> tuple[str, ...]:
+        """Return lines that say what the predictions rest on."""
+        return self.notes or describe_doubt(predictor)
 
 
 def learn_about(subject: Subject, space: Space, sources: Sequence[str], runs: Path | None) -> Learned:

@@ -183,6 +183,8 @@ class Predictor:
     """This predictor, or one with other priors; metric -> log multipliers; rows, the most promising first -> a
     predictor with a simulation of the first rows; None: there is none.
     """
+    unlike: str = ""
+    """How the card differs from all measurements behind the constants, such as `on gaudi3`; empty if it does not."""
     num_refined: int = 0
     """Rows that such a simulation has refined."""
     rule_of_thumb: Callable[[Sequence[int]], Rows] | None = None

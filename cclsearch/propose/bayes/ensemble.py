@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.propose.base import Observation
+from cclsearch.propose.observations import Observation
 from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate, weigh_hypotheses
 from cclsearch.stats.closed_form import ClosedForm
 from cclsearch.stats.kernel import Array, Features
@@ -119,11 +119,16 @@ def _list_priors(form: ClosedForm) -> Iterator[tuple[Prior, float]]:
     if form.unlearned:
         yield form.unlearned, form.odds
     prior, odds = (form.unlearned, form.odds) if form.unlearned else (form.prior, 0.0)
-    is_scale = np.array(form.multipliers) == SCALE
+    yield from ((wide, odds + loss) for wide, loss in widen_scale(prior, form.multipliers))
+
+
+def widen_scale(prior: Prior, multipliers: Sequence[str]) -> Iterator[tuple[Prior, float]]:
+    """Yield the prior with each of `SCALES` that is wider than its own, and the loss in log evidence."""
+    is_scale = np.array([name == SCALE for name in multipliers], dtype=bool)
     for shift, sd, loss in SCALES:
         if is_scale.any() and prior.sd_P[is_scale][0] < sd:
             sd_P = np.where(is_scale, sd, prior.sd_P)
-            yield replace(prior, mean_P=prior.mean_P + shift * is_scale, sd_P=sd_P), odds + loss
+            yield replace(prior, mean_P=prior.mean_P + shift * is_scale, sd_P=sd_P), loss
 
 
 def predict_without(

@@ -18,6 +18,7 @@ from cclsearch.core.metrics import NUM_ACCELERATORS, Direction
 from cclsearch.propose.base import PROPOSERS, Proposal, Proposer, ProposerRole, SearchView
 from cclsearch.propose.bayes.acquisition import FIRST_MARGIN, expected_improvement, failure_penalty, find_safe_loss
 from cclsearch.propose.bayes.hypervolume import propose_pareto
+from cclsearch.propose.bayes.prediction import describe_expected
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.scoring.objective import single_metric
 from cclsearch.stats.kernel import Array
@@ -47,15 +48,13 @@ class ParetoProposer(Proposer):
         posterior = fit_posterior(aimed, groups_N=view.space.num_accelerators_N)
         if posterior is None:
             return ()
-        return [self._propose(view, posterior, m) for m in _choose(aimed, posterior, sizes_S, count)]
+        return [self._propose(aimed, posterior, m) for m in _choose(aimed, posterior, sizes_S, count)]
 
     def _propose(self, view: SearchView, posterior: CandidatePosterior, m: int) -> Proposal:
         expects, row = posterior.expected_outcome(m), int(posterior.rows_m[m])
-        value, unit = expects.metrics.get(posterior.metric), view.primary.unit or ""
-        rationale = (
-            f"largest expected gain of the Pareto front, on {view.space.num_accelerators_N[row]} accelerators:"
-            f"{'' if value is None else f' expected {value:.3g} {unit},'} P(success) {posterior.p_success_m[m]:.0%}"
-        )
+        figures = (describe_expected(posterior, m), f"P(success) {posterior.p_success_m[m]:.0%}")
+        size = f"{view.space.num_accelerators_N[row]} accelerators"
+        rationale = f"largest expected gain of the Pareto front, on {size}: {', '.join(filter(None, figures))}"
         return Proposal(view.space.config(row), self.name, rationale, expects)
 
 

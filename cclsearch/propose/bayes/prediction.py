@@ -15,7 +15,7 @@ from cclsearch.propose.bayes.candidates import rank_rows
 from cclsearch.propose.bayes.ensemble import OTHER_RUN_NOISE
 from cclsearch.propose.bayes.models import MetricModels
 from cclsearch.propose.bayes.refine import refine_predictor
-from cclsearch.propose.bayes.surrogate import match_earlier
+from cclsearch.propose.bayes.surrogate import CandidatePosterior, match_earlier
 from cclsearch.stats.calibration import Posterior
 from cclsearch.stats.closed_form import EXACT_ROWS, Prediction, Predictor, Rows, predict_space
 from cclsearch.stats.kernel import Array
@@ -55,6 +55,24 @@ def predict_posterior(view: SearchView, wanted: Rows | None = None) -> tuple[Pre
     measured = frozenset(int(o.row) for o in seen if o.row is not None and o.value(view.primary.name))
     theta_P = models.primary.most_likely.theta_P
     return replace(prediction, measured=measured, others=others, theta_P=theta_P), predictor
+
+
+def describe_expected(posterior: CandidatePosterior, m: int) -> str:
+    """Return the expected primary metric of a candidate with its 80 % interval, in words; empty if nothing is known."""
+    value, primary = posterior.expected_outcome(m).metrics.get(posterior.metric), posterior.models.view.primary
+    if value is None:
+        return ""
+    ends = sorted(value * _find_ratios(posterior, m))
+    shown = f"[{ends[0]:.3g} to {ends[1]:.3g}]"
+    return " ".join(filter(None, (f"expected {primary.words} {value:.3g}", primary.unit, shown)))
+
+
+def _find_ratios(posterior: CandidatePosterior, m: int) -> Array:
+    """(2,) ends of the 80 % interval of a candidate's primary metric, relative to its expected value."""
+    ensemble = posterior.models.primary
+    noise_h = np.array([hypothesis.prior.noise for hypothesis in ensemble.hypotheses])
+    log_3m = _find_quantiles(ensemble.hypotheses, ensemble.weight_h, posterior.rows_m[[m]], noise_h)
+    return np.asarray(np.exp(ensemble.form.metric.sign * (log_3m[1:, 0] - log_3m[0, 0])))
 
 
 def _calibrate(predictor: Predictor, models: MetricModels) -> Predictor:

@@ -10,6 +10,7 @@ from cclsearch.propose.base import PROPOSERS, Note, Proposal, Proposer, Proposer
 from cclsearch.propose.bayes.acquisition import choose_batch, failure_penalty, has_nothing_feasible
 from cclsearch.propose.bayes.candidates import direct_term
 from cclsearch.propose.bayes.outlook import Repeat, find_outlook, find_repeat, make_note
+from cclsearch.propose.bayes.prediction import describe_expected
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor
@@ -63,9 +64,8 @@ class DefaultProposer(Proposer):
 
     def _propose_row(self, view: SearchView, posterior: CandidatePosterior, m: int, improvement: float) -> Proposal:
         expects = posterior.expected_outcome(m)
-        value, unit = expects.metrics.get(posterior.metric), view.primary.unit or ""
-        rationale = "" if value is None else f"expected {view.primary.words} {value:.3g} {unit}".rstrip() + ", "
-        rationale += f"success probability {posterior.p_success_m[m]:.0%}"
+        success = f"success probability {posterior.p_success_m[m]:.0%}"
+        rationale = ", ".join(filter(None, (describe_expected(posterior, m), success)))
         if view.objective.constraints:
             rationale += f" ({posterior.p_valid_m[m]:.0%} with the constraints)"
         if posterior.best is not None and direct_term(posterior.models):

@@ -225,7 +225,7 @@ def _learn(
     """Return the priors that the fits leave of an earlier prior, and the residuals that they show."""
     if not fits:
         return {}, ()
-    prior: Prior = transfer_prior(before, fits, num_accelerators)
+    prior: Prior = transfer_prior(before, fits, num_accelerators, form.multipliers)
     if not (np.isfinite(prior.mean_P).all() and np.isfinite(prior.sd_P).all()):
         return {}, ()
     pairs = zip(form.multipliers, prior.mean_P.tolist(), prior.sd_P.tolist(), strict=True)

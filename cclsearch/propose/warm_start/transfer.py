@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import softmax
 
 from cclsearch.core.values import Config
+from cclsearch.propose.bayes.ensemble import MIN_WEIGHT, NOISE_PENALTY, widen_scale
 from cclsearch.stats.calibration import CalibrationData, KnownResidual, ParametricModel, Prior, RowModel, calibrate
 from cclsearch.stats.columns import take_rows
 from cclsearch.stats.kernel import Array, Features
@@ -31,8 +32,6 @@ MAX_GAIN = 3.0
 # Trials that disagree with each other move the multipliers little; at the prior's noise, one slow run moved them all.
 DOUBTS = ((1.0, 1.0), (3.0, 2.0), (10.0, 4.0))
 """Noise of trials, and error of the closed form, relative to the prior: the evidence weighs these."""
-NOISE_PENALTY = 0.2
-"""Loss of a doubt in log evidence for each log unit of noise above the prior's."""
 ROUNDED = 12
 """Digits to which log multipliers are compared."""
 
@@ -93,9 +92,12 @@ def load_next(num_rows: int, num_columns: int) -> Array:
     return np.tile([np.sqrt(1 - OWN_SHARE), np.sqrt(OWN_SHARE), *[0.0] * (num_columns - 2)], (num_rows, 1))
 
 
-def transfer_prior(prior: Prior, searches: Sequence[EarlierFit], num_accelerators: int = 1) -> Prior:
+def transfer_prior(
+    prior: Prior, searches: Sequence[EarlierFit], num_accelerators: int = 1, multipliers: Sequence[str] = ()
+) -> Prior:
     """Return the prior of the next search on the same cluster with the same framework, on so many accelerators.
 
+    `multipliers` names them, so that a cluster that is slow as a whole is among the hypotheses (`widen_scale`).
     Means and widths change, and the knowledge of the residual is added: its features have the loadings of `load_jobs`.
     """
     size = len(prior.mean_P)
@@ -106,23 +108,24 @@ def transfer_prior(prior: Prior, searches: Sequence[EarlierFit], num_accelerator
     share_B = np.array([1 - OWN_SHARE, *shares_J, *(OWN_SHARE * length_S)])
     model, features = _stack(searches, part_JB, load_jobs(shares_J, doublings_J))
     evidence = _join([search.evidence for search in searches])
-    own = np.sqrt(OWN_SHARE) * prior.sd_P
-    mean_P = np.concatenate([prior.mean_P, np.zeros(size * (len(share_B) - 1))])
-    joint = replace(prior, mean_P=mean_P, sd_P=np.outer(np.sqrt(share_B), prior.sd_P).ravel())
-    means, variances, scores, known = [], [], [], []
-    for noise, residual in DOUBTS:
-        doubted = replace(joint, shape=joint.shape.scaled(residual), noise=joint.noise * noise)
-        posterior = calibrate(model, features, doubted, _with_noise(evidence, prior.noise, doubted.noise))
-        means.append(posterior.theta_P[:size])
-        variances.append(posterior.multiplier_sd()[:size] ** 2)
-        scores.append(posterior.log_evidence - NOISE_PENALTY * np.log(noise))
-        value_n = posterior.value_n - model(posterior.rows_n)(posterior.theta_P)
-        known.append(KnownResidual(features, value_n, posterior.variance_n + posterior.model_variance()))
+    means, variances, scores, known, widths = [], [], [], [], []
+    for base, loss in ((prior, 0.0), *widen_scale(prior, multipliers)):
+        mean_P = np.concatenate([base.mean_P, np.zeros(size * (len(share_B) - 1))])
+        joint = replace(base, mean_P=mean_P, sd_P=np.outer(np.sqrt(share_B), base.sd_P).ravel())
+        for noise, residual in DOUBTS:
+            doubted = replace(joint, shape=joint.shape.scaled(residual), noise=joint.noise * noise)
+            posterior = calibrate(model, features, doubted, _with_noise(evidence, prior.noise, doubted.noise))
+            means.append(posterior.theta_P[:size])
+            variances.append(posterior.multiplier_sd()[:size] ** 2 + OWN_SHARE * base.sd_P**2)
+            widths.append(base.sd_P)
+            scores.append(posterior.log_evidence - NOISE_PENALTY * np.log(noise) - loss)
+            value_n = posterior.value_n - model(posterior.rows_n)(posterior.theta_P)
+            known.append(KnownResidual(features, value_n, posterior.variance_n + posterior.model_variance()))
     weights = softmax(scores)
     mean = weights @ np.array(means)
     variance = weights @ (np.array(variances) + (np.array(means) - mean) ** 2)
-    sd_P = np.minimum(np.sqrt(variance + own**2), prior.sd_P)
-    return replace(prior, mean_P=mean, sd_P=sd_P, known=known[int(np.argmax(weights))])
+    widest = np.array(widths)[weights > MIN_WEIGHT].max(axis=0)
+    return replace(prior, mean_P=mean, sd_P=np.minimum(np.sqrt(variance), widest), known=known[int(np.argmax(weights))])
 
 
 def _with_noise(evidence: CalibrationData, assumed: float, noise: float) -> CalibrationData:

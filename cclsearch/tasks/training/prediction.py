@@ -23,6 +23,7 @@ from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.machine import Machine, read_machine
 from cclsearch.tasks.training import memory, staged, time
 from cclsearch.tasks.training.layout import PARTIAL_SHARE, Array, Layout, read_layout
+from cclsearch.tasks.training.measured_on import describe_unlike
 from cclsearch.tasks.training.measurements import METRICS, MFU_FORMULA, THROUGHPUT, find_mfu, find_throughput
 
 STEP_TIME = "step_time_s"
@@ -144,6 +145,7 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
         ),
         hint_parts=HINT_PARTS,
         memory_hint_parts=MEMORY_HINT_PARTS,
+        unlike=describe_unlike(card),
         derived=_derive_all(card, layout, space.num_accelerators_N),
         rule_of_thumb=lambda failed: order_by_thumb(
             layout, machine.node, memory.combine_memory(peaks.parts, priors.memory.mean_P) / machine.memory_gib, failed
