@@ -31,6 +31,7 @@ from cclsearch.loop.bench import RecordedTable
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.ensemble import fit_ensemble
 from cclsearch.propose.bayes.feasibility import fit_feasibility
+from cclsearch.propose.bayes.prediction import find_quantiles
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.space.table import Knob, Space
@@ -43,15 +44,19 @@ SEEDS = range(5)
 WITHIN = 1.1
 NEAR = 2.0
 """The error is also printed over the rows within this factor of the best, among which a search chooses."""
-COLUMNS = ("rank", "error", "error near best", "fits or fails")
+COLUMNS = ("rank", "error", "error near best", "fits or fails", "inside 80 %")
 
 
 def evaluate(recording: Recording, seen: Sequence[Observation], priors: Priors) -> list[float]:
-    """Return rank correlation, median error, median error near the best and fits-or-fails accuracy, on untried rows."""
+    """Return, on untried rows, rank correlation, median error, median error near the best, fits-or-fails accuracy and
+    the share of measured times inside their 80 % interval.
+    """
     predictor = make_predictor(recording.card, recording.space, priors)
     tried = {o.row for o in seen}
     rows = np.array([n for n in range(len(recording.rows)) if n not in tried])
-    log_time = fit_ensemble(predictor.forms["step_time_s"], predictor.features, seen, ()).mean(rows)
+    fit = fit_ensemble(predictor.forms["step_time_s"], predictor.features, seen, ())
+    log_time, noise_h = fit.mean(rows), np.array([hypothesis.prior.noise for hypothesis in fit.hypotheses])
+    _, low, high = np.exp(find_quantiles(fit.hypotheses, fit.weight_h, rows, noise_h))
     p_success = fit_feasibility(predictor, seen).predict(rows)[2]
     measured = np.array([recording.rows[n].metrics.get("step_time_s") or np.nan for n in rows])
     ok = np.isfinite(measured)
@@ -62,6 +67,7 @@ def evaluate(recording: Recording, seen: Sequence[Observation], priors: Priors) 
         float(np.median(error)),
         float(np.median(error[near])) if near.any() else float("nan"),
         float(np.mean((p_success >= 0.5) == ok)),
+        float(np.mean((low[ok] < measured[ok]) & (measured[ok] < high[ok]))),
     ]
 
 

@@ -71,7 +71,7 @@ def _find_ratios(posterior: CandidatePosterior, m: int) -> Array:
     """(2,) ends of the 80 % interval of a candidate's primary metric, relative to its expected value."""
     ensemble = posterior.models.primary
     noise_h = np.array([hypothesis.prior.noise for hypothesis in ensemble.hypotheses])
-    log_3m = _find_quantiles(ensemble.hypotheses, ensemble.weight_h, posterior.rows_m[[m]], noise_h)
+    log_3m = find_quantiles(ensemble.hypotheses, ensemble.weight_h, posterior.rows_m[[m]], noise_h)
     return np.asarray(np.exp(ensemble.form.metric.sign * (log_3m[1:, 0] - log_3m[0, 0])))
 
 
@@ -92,13 +92,13 @@ def _predict_metric(models: MetricModels, metric: str, rows: Rows, seen: Sequenc
     """(3, m) quantiles of a metric that has a closed form, in its unit; of measured rows, around the measurement."""
     ensemble = models.ensemble(metric)
     noise_h = np.array([hypothesis.prior.noise for hypothesis in ensemble.hypotheses])
-    log_3m = _find_quantiles(ensemble.hypotheses, ensemble.weight_h, rows, noise_h)
+    log_3m = find_quantiles(ensemble.hypotheses, ensemble.weight_h, rows, noise_h)
     values_3m = np.exp(ensemble.form.metric.sign * log_3m)
     noise = float(np.hypot(ensemble.weight_h @ noise_h, OTHER_RUN_NOISE))
     return _put_measured(np.sort(values_3m, axis=0)[[1, 0, 2]], rows, metric, seen, noise)
 
 
-def _find_quantiles(hypotheses: Sequence[Posterior], weight_h: Array, rows: Rows, noise_h: Array) -> Array:
+def find_quantiles(hypotheses: Sequence[Posterior], weight_h: Array, rows: Rows, noise_h: Array) -> Array:
     """(3, m) quantiles of a measurement's log, a mixture of normal distributions, by bisection."""
     moments = [hypothesis.marginals(rows) for hypothesis in hypotheses]
     mean_hm = np.array([mean for mean, _ in moments])
@@ -151,7 +151,7 @@ def _set_memory(rough: Prediction, models: MetricModels, rows: Rows, seen: Seque
         return rough
     hypotheses = feasibility.hypotheses
     noise_h = np.full(len(hypotheses), form.form.prior.noise)
-    values_3m = np.exp(_find_quantiles(hypotheses, feasibility.weight_h, rows, noise_h))
+    values_3m = np.exp(find_quantiles(hypotheses, feasibility.weight_h, rows, noise_h))
     if form.is_measured:
         values_3m = _put_measured(values_3m, rows, PEAK_MEMORY, seen, form.form.prior.noise)
     values_3N = _spread_out(values_3m, rows, len(rough.value_N))
