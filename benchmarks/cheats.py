@@ -88,7 +88,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of tricks (default: all)")
     parser.add_argument("--honest", type=int, default=len(HONEST), help="number of honest trials")
     args = parser.parse_args()
-    words, served, runs = read_tricks(), set(read_module("serving_tricks")), args.runs.absolute()
+    words, served, runs = (
+        read_tricks(),
+        {**read_module("serving_tricks"), **read_module("unseen_serving")},
+        args.runs.absolute(),
+    )
     chosen = args.only or list(words)
     trained = [trick for trick in chosen if trick not in served]
     entries = list_entries(trained, HONEST[: args.honest])
@@ -96,7 +100,7 @@ def main() -> None:
     first = next((row.number for row in rows if row.trick == "honest" and row.is_ranked), None)
     if first is not None:
         rows.append(edit_result(folder, first))
-    if serving := [(trick, {}) for trick in chosen if trick in served]:
+    if serving := [(t, LAYOUTS["serving"]["tricks"].get(t, {})) for t in chosen if t in served]:
         honest = [("honest", layout) for layout in LAYOUTS["serving"]["honest"]]
         rows += play([*honest, *serving], runs, "serving", "serving")[1]
     print(f"{render(rows, words)}\n\n{explain(rows)}")

@@ -33,8 +33,12 @@ MODULES = {
     "trace_tricks": "traces and results",
     "rehearsal_tricks": "work before the timed window, or after it",
     "serving_tricks": "serving",
+    "unseen_time": "unseen: the timed window",
+    "unseen_layout": "unseen: layout, helpers, memory",
+    "unseen_trace": "unseen: losses, traces, results",
+    "unseen_serving": "unseen: serving",
 }
-"""Files of the tricks, in the order of the table -> the group's name."""
+"""Files of the tricks, in the order of the table -> the group's name. Who wrote the unseen ones knew no rule."""
 EDITED = "result_edited_afterwards"
 Layout = Mapping[str, Value]
 LAYOUTS = read_yaml(CHEATS / "layouts.yaml")

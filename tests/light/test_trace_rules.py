@@ -139,43 +139,6 @@ def test_steps_that_nobody_waited_for_are_refused(times):
     assert detail.endswith("some took the time of others. Wait for the device after each step")
 
 
-def test_the_traced_time_is_compared_with_the_searchs_other_trials():
-    three = tuple(map(other, (1, 2, 3)))
-    assert judge("trace_time", {"step_time_s": 2.3})[0] is True
-    assert judge("trace_time", {"step_time_s": 2.3}, others=three[:2])[0] is True
-    ok, detail = judge("trace_time", {"step_time_s": 2.3, "metrics": {"gemm_tflops": 100.0}}, others=three)
-    assert ok is False
-    assert detail == (
-        "traced step time 2.3 s, 2.30x the timed 1 s; the median of 3 other trials is 1.15x: 2.0x more is too far off"
-    )
-    assert judge("trace_time", {"step_time_s": 1.7}, others=three)[0] is True
-    ratios = (1.0, 1.15, 1.4, 1.8, 2.2)
-    scattered = tuple(other(n, step_time_s=1.0, trace_step_time=ratio) for n, ratio in enumerate(ratios))
-    assert judge("trace_time", {"step_time_s": 2.3}, others=scattered)[0] is True
-
-
-def test_a_traced_step_shorter_than_the_timed_one_is_compared_with_the_others_too():
-    faster = tuple(other(number, step_time_s=1.0, trace_step_time=0.61) for number in (1, 2, 3))
-    assert judge("trace_time", {"step_time_s": 0.9}, others=faster)[0] is True
-    ok, detail = judge("trace_time", {"step_time_s": 0.97}, others=faster)
-    assert ok is False
-    assert detail.endswith("0.97x the timed 1 s; the median of 3 other trials is 0.61x: 1.6x more is too far off")
-
-
-def test_a_profiler_that_makes_the_device_wait_is_not_a_trick():
-    three = tuple(map(other, (1, 2, 3)))
-    waiting = {"step_time_s": 2.3, "metrics": {"gemm_tflops": 100.0, "idle_frac": 0.4}}
-    assert judge("trace_time", waiting, others=three)[0] is True
-    busy = {"step_time_s": 2.3, "metrics": {"gemm_tflops": 100.0, "idle_frac": 0.1}}
-    assert judge("trace_time", busy, others=three)[0] is False
-
-
-def test_load_while_profiled_slows_matrix_products_down_too_and_is_not_a_trick():
-    three = tuple(map(other, (1, 2, 3)))
-    loaded = {"step_time_s": 2.3, "metrics": {"gemm_tflops": 55.0}}
-    assert judge("trace_time", loaded, others=three)[0] is True
-
-
 def test_what_cannot_be_seen_counts_at_its_most():
     assert judge("traced_work", {"products": products(0.5, hidden=0.4)})[0] is False
     assert judge("traced_work", {"products": products(0.5, hidden=0.6)})[0] is None

@@ -60,13 +60,6 @@ class TrainingThresholds(Model):
     """Maximum of the same, on accelerators."""
     max_traced_time_cpu: float = Field(default=6.0, gt=1)
     """Maximum of the same on a CPU, where the profiler uses time of the ranks' cores."""
-    max_ratio_of_others: float = Field(default=1.5, gt=1)
-    """Traced / timed step time against the median of the search's other trials, on accelerators: at most this factor
-    apart, and within their spread."""
-    max_ratio_of_others_cpu: float = Field(default=1.5, gt=1)
-    """The same if ranks share the cores of a CPU."""
-    max_sigmas: float = Field(default=4.0, gt=0)
-    """Spreads (median absolute deviation x 1.4826) of the others' ratios within which a ratio is accepted."""
     max_uncounted: float = Field(default=0.25, ge=0)
     """Time of the timed window between its steps, as a share of the steps' sum, on accelerators: a framework may log or
     load data there."""

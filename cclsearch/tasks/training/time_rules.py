@@ -8,13 +8,9 @@ from itertools import pairwise
 from statistics import median
 
 from cclsearch.scoring.admission import MAX_UNSEEN, MAX_UNSEEN_S, Finding, admission_rule
-from cclsearch.scoring.derive import MAD_TO_SIGMA
-from cclsearch.scoring.evidence import OtherTrial
 from cclsearch.tasks.training.contract import TrainingEvidence
 from cclsearch.tasks.training.thresholds import DEFAULT
 
-MIN_OTHERS = 3
-"""Trials that the ratio of traced and timed step time is compared with, at least."""
 # A clock has nanoseconds.
 ROUNDED = 1e-5
 """Step times that are multiples of this share of their median were rounded."""
@@ -94,7 +90,7 @@ def _find_unit(times: Sequence[float], middle: float) -> float | None:
 
 @admission_rule("trace_time")
 def check_trace_time(evidence: TrainingEvidence) -> Finding:
-    """Whether traced and declared step time agree: of the same order, and as in the search's other trials."""
+    """Whether traced and declared step time are of the same order."""
     declared, traced = evidence.metrics.get("step_time_s"), evidence.trace.step_time_s if evidence.trace else None
     if declared is None or traced is None:
         return None, "the traces have no step time"
@@ -105,40 +101,4 @@ def check_trace_time(evidence: TrainingEvidence) -> Finding:
     detail = f"traced step time {traced:.4g} s, {ratio:.2f}x the timed {declared:.4g} s"
     if not low <= ratio <= high:
         return False, f"{detail}; between {low:g} and {high:g}x is allowed"
-    bound = DEFAULT.max_ratio_of_others_cpu if evidence.is_on_cpu else DEFAULT.max_ratio_of_others
-    unlike = _compare_with_others(evidence, ratio, bound)
-    return not unlike, f"{detail}{unlike}"
-
-
-def _compare_with_others(evidence: TrainingEvidence, ratio: float, bound: float) -> str:
-    """Say how far the ratio is above the other trials' ratios; "" if it is like theirs, or there are too few.
-
-    Two causes are honest: a profiler makes the device wait for the host, so idle time is left out; and load during the
-    profiled window slows matrix products down as much as the step. A lower ratio gains nothing.
-    """
-    others = [found for other in evidence.others if other.is_ranked and (found := _read_other(other))]
-    if len(others) < MIN_OTHERS:
-        return ""
-    ratios = [ratio for ratio, _ in others]
-    rate, idle = evidence.metrics.get("gemm_tflops"), evidence.metrics.get("idle_frac", 0.0)
-    excess = _find_excess(ratio * (1 - idle), ratios, bound)
-    with_rate = [ratio * its_rate for ratio, its_rate in others if its_rate]
-    if rate and len(with_rate) >= MIN_OTHERS:
-        excess = min(excess, _find_excess(ratio * rate, with_rate, bound))
-    if excess <= 1:
-        return ""
-    return f"; the median of {len(others)} other trials is {median(ratios):.2f}x: {excess:.1f}x more is too far off"
-
-
-def _read_other(other: OtherTrial) -> tuple[float, float | None] | None:
-    timed, traced = other.metrics.get("step_time_s"), other.metrics.get("trace_step_time")
-    return (traced / timed, other.metrics.get("gemm_tflops")) if timed and traced else None
-
-
-def _find_excess(value: float, others: Sequence[float], bound: float) -> float:
-    """Return the factor above the median of the others; 1 within the bound or within their spread."""
-    logs = [math.log(other) for other in others]
-    middle = median(logs)
-    spread = MAD_TO_SIGMA * median(abs(log - middle) for log in logs)
-    distance = math.log(value) - middle if value > 0 else 0.0
-    return 1.0 if distance <= max(math.log(bound), DEFAULT.max_sigmas * spread) else math.exp(distance)
+    return True, detail

@@ -7,6 +7,7 @@ trick tells one lie as well as it can: whatever else the gate asks is true.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,9 +18,13 @@ import numeric_tricks  # noqa: F401  importing registers the tricks of each modu
 import rehearsal_tricks  # noqa: F401
 import time_tricks  # noqa: F401
 import trace_tricks  # noqa: F401
+import unseen_layout  # noqa: F401
+import unseen_time  # noqa: F401
+import unseen_trace  # noqa: F401
 import work_tricks  # noqa: F401
 from common import Trial, read_trial
 from trick_tools import TRICKS, name_trick, report
+from unseen_tools import BEFORE
 
 
 def honest(trial: Trial) -> None:
@@ -43,8 +48,13 @@ def use_one_rank(trial: Trial) -> None:
 
 def main() -> int:
     trial = read_trial()
-    if name_trick(trial).startswith("one_rank_t"):
+    name = name_trick(trial)
+    if name.startswith("one_rank_t"):
         use_one_rank(trial)
+    os.environ["CHEATS_MAIN"] = str(os.getpid())
+    for part in name.split("+"):
+        if part in BEFORE:
+            BEFORE[part](trial)
     return int(cpu.fork_ranks(trial, train, __file__))
 
 
