@@ -275,14 +275,8 @@ def _run_tasks(tasks: Sequence[_Task], workers: int) -> Iterator[ReplayedSearch]
     if workers == 1 or len(tasks) < 4:
         yield from map(_run_task, tasks)
         return
-    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(before, "1"))  # on small matrices, 2 processes x 1 thread beat 1 x 2
-    try:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            yield from pool.map(_run_task, tasks, chunksize=max(1, min(20, len(tasks) // (4 * workers))))
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_run_task, tasks, chunksize=max(1, min(20, len(tasks) // (4 * workers))))
 
 
 def _run_task(task: _Task) -> ReplayedSearch:

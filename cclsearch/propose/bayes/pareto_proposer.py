@@ -22,6 +22,7 @@ from cclsearch.propose.bayes.prediction import describe_expected
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.scoring.objective import single_metric
 from cclsearch.stats.kernel import Array
+from cclsearch.stats.one_thread import on_one_thread
 
 MAX_SIZES = 32
 """Number of sizes (numbers of accelerators) above which they are a metric like any other."""
@@ -37,6 +38,7 @@ class ParetoProposer(Proposer):
     def __init__(self, metrics: Sequence[tuple[str, str]] = ()) -> None:
         self.metrics = tuple(metrics)
 
+    @on_one_thread
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return up to `count` untried configurations; none if every one was proposed."""
         primary = single_metric(view.primary).terms[0]

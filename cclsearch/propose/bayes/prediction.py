@@ -19,6 +19,7 @@ from cclsearch.propose.bayes.surrogate import CandidatePosterior, match_earlier
 from cclsearch.stats.calibration import Posterior
 from cclsearch.stats.closed_form import EXACT_ROWS, Prediction, Predictor, Rows, predict_space
 from cclsearch.stats.kernel import Array
+from cclsearch.stats.one_thread import on_one_thread
 
 QUANTILES = (0.5, 0.1, 0.9)
 """The predicted value, and the ends of its 80 % interval."""
@@ -29,6 +30,7 @@ _FARTHEST = 4.0
 """Standard deviations from the mean of each hypothesis within which a quantile is searched."""
 
 
+@on_one_thread
 def predict_posterior(view: SearchView, wanted: Rows | None = None) -> tuple[Prediction, Predictor] | None:
     """Return the prediction of every configuration, given the view's trials, and the predictor before them.
 

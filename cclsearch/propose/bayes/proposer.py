@@ -14,6 +14,7 @@ from cclsearch.propose.bayes.prediction import describe_expected
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, fit_posterior
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor
+from cclsearch.stats.one_thread import on_one_thread
 
 
 @PROPOSERS.register("default")
@@ -28,6 +29,7 @@ class DefaultProposer(Proposer):
         self._notes: list[Note] = []
         self._ending: str | None = None
 
+    @on_one_thread
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return the `count` configurations of the highest utility, as one batch; none if nothing is feasible.
 

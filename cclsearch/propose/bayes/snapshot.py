@@ -12,6 +12,7 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.acquisition import choose_batch, expected_improvement, failure_penalty, incumbent
 from cclsearch.propose.bayes.surrogate import CandidatePosterior
 from cclsearch.stats.kernel import Array
+from cclsearch.stats.one_thread import on_one_thread
 
 MIN_CERTAINTY = 0.2
 """Share of its prior variance removed by the trials from which a multiplier is shown as learned."""
@@ -56,6 +57,7 @@ class SearchSnapshot:
     """Multipliers with a certainty of at least 0.2, most certain first."""
 
 
+@on_one_thread
 def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: int) -> SearchSnapshot:
     """Return the snapshot of a posterior, with the `top` rows to run next."""
     gain_m = expected_improvement(posterior, incumbent(posterior))

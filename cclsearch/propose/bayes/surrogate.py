@@ -22,6 +22,7 @@ from cclsearch.propose.bayes.prior_hints import apply_hints
 from cclsearch.propose.bayes.refine import refine_predictor
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array
+from cclsearch.stats.one_thread import on_one_thread
 
 WORTHWHILE = 0.01
 """Share of the largest gain times chance below which a candidate does not run, however safe it is."""
@@ -104,6 +105,7 @@ class CandidatePosterior:
         return ExpectedOutcome(expected, fits=float(self.p_fits_m[m]))
 
 
+@on_one_thread
 def fit_posterior(
     view: SearchView, predictor: Predictor | None = None, *, groups_N: NDArray[np.int64] | None = None
 ) -> CandidatePosterior | None:

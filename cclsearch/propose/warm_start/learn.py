@@ -23,6 +23,7 @@ from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.calibration import CalibrationData, ParametricModel, Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Loads, MemoryHypothesis, Predictor, ask_predictor
 from cclsearch.stats.kernel import Features, read_features
+from cclsearch.stats.one_thread import on_one_thread
 
 DIGITS = 4
 """Digits of a log multiplier in `search.yaml`."""
@@ -59,6 +60,7 @@ class _Known:
         return EarlierFit(model, features, evidence, num_accelerators=self.num_accelerators, index=self.index, **more)
 
 
+@on_one_thread
 def learn_knowledge(
     card: Card, predictor: Predictor, searches: Trials, predict: Predict | None = None, *, with_odds: bool = True
 ) -> EarlierKnowledge:
