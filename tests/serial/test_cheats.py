@@ -13,9 +13,8 @@ from cclsearch.run.folder import load_run
 
 EXPECTED = {
     "half_sequence+no_reduction": {"traced_work", "traced_layout"},
-    "bf16+half_the_time": {"precision", "step_times"},
+    "bf16+rehearsed_half": {"precision", "step_times"},
     "trace_with_new_times": {"trace_origin"},
-    "rehearsed_half": {"step_times"},
 }
 """Tricks of one trial -> rules that refuse it."""
 
