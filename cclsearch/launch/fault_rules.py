@@ -40,6 +40,7 @@ class FaultRules:
     prefixes: tuple[re.Pattern[str], ...]
     places: tuple[re.Pattern[str], ...]
     ignored: tuple[re.Pattern[str], ...]
+    warnings: re.Pattern[str]
     faults: Mapping[str, tuple[tuple[FaultClass, re.Pattern[str]], ...]]
     """Cue -> the patterns that need it."""
     phrases: tuple[tuple[FaultClass, str], ...] = ()
@@ -72,10 +73,10 @@ class FaultRules:
         if own is not None or any(pattern.search(text) for pattern in self.ignored):
             return own or CLASSES["ignored"]
         rows = (row for cue in (self.find_cues(lowered) if cues is None else cues) for row in self.faults.get(cue, ()))
-        found = {known for known, pattern in rows if pattern.search(text)}
-        if CLASSES["peer"] in found:
-            found.discard(CLASSES["communication"])
-        return min(found, key=lambda c: c.level, default=None)
+        found = {known.name for known, pattern in rows if pattern.search(text)}
+        if "peer" in found:
+            found.discard("communication")
+        return min((known for name, known in CLASSES.items() if name in found), key=lambda c: c.level, default=None)
 
     def locate(self, text: str) -> dict[str, str]:
         """Return rank and node that a text names itself."""
@@ -117,6 +118,7 @@ def compile_rules(data: Mapping[str, Any]) -> FaultRules:
         prefixes=tuple(re.compile(pattern) for pattern, _ in data["prefixes"]),
         places=tuple(re.compile(pattern, re.IGNORECASE) for pattern, _ in data["places"]),
         ignored=tuple(re.compile(pattern, re.IGNORECASE) for pattern, _ in data["ignored"]),
+        warnings=re.compile(data["warnings"]),
         faults={cue: tuple(rows) for cue, rows in faults.items()},
     )
 

@@ -30,15 +30,17 @@ _MAX_BELOW = 8
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAIN = re.compile(r"The above exception was the direct cause|During handling of the above exception")
 _NAMED = re.compile(
-    r"^(?:[A-Za-z_][\w.]{0,200}\.)?(?:[A-Z]\w{0,100}(?:Error|Exception|Failure|Exit|Interrupt|Config)(?:\(\w{1,100}\))?"
+    r"^(?:Uncaught |Unhandled )?"
+    r"(?:[A-Za-z_][\w.]{0,200}\.)?(?:[A-Z]\w{0,100}(?:Error|Exception|Failure|Exit|Interrupt|Config)(?:\(\w{1,100}\))?"
     r"|JaxRuntimeError)(?::|$)"
 )
 _AFTER_TRACEBACK = re.compile(r"^[A-Za-z_][\w.]{0,200}(?:\(\w{1,100}\))?(?::|$)")
 _CAUSED_BY = re.compile(r"^Caused by: ?(?=\S)")
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']{1,200})'")
 _REPORTS = frozenset(("report", "killed", "fault"))
-_REPORTED_LABELS = ("rank", "task", "local", "node")
+_REPORTED_LABELS = ("rank", "group", "task", "local", "node")
 _SUMMARY = re.compile(r"Root Cause \(first observed failure\)|BAD TERMINATION")
+_WRAPS = re.compile(r"[\w.]*RayTaskError\(")
 _MORE = re.compile(r"nccl\w{1,40}: |Last error:")
 
 
@@ -61,7 +63,7 @@ class LogFault:
     @property
     def is_cause(self) -> bool:
         """Whether the log shows more than that a rank lost its peers, or that a process ended."""
-        return self.fault.level <= 2 or self.fault.name in ("killed", "fault")
+        return self.fault.level <= 2 or self.fault.name in ("killed", "fault", "warned")
 
 
 @dataclass
@@ -115,6 +117,9 @@ class LogReader:
         """Labels of a rank -> what is open in its lines."""
         self._open: set[tuple[str, ...]] = set()
         self._line = 0
+        self._whole = ""
+        self._nodes: dict[tuple[str, str], str] = {}
+        """Rank or task -> the node that a launcher's report names with it."""
 
     def feed(self, line: str) -> None:
         """Take the next line."""
@@ -123,6 +128,7 @@ class LogReader:
         if not cues and not self._open:
             return
         self.examined_chars += len(line)
+        self._whole = line
         labels, text = self.rules.peel(line)
         key = tuple(labels.get(name, "") for name in ("rank", "group", "task", "local", "node", "pid"))
         stream = self.streams.get(key)
@@ -144,9 +150,12 @@ class LogReader:
         message, fault = best.message, best.fault
         if fault.name == "killed" and MEMORY_HINT not in message:
             message = f"{message} (SIGKILL: {MEMORY_HINT})"
-        rank = _choose_rank(best.labels, best.named, self.reported)
-        is_same = rank is None or _choose_rank({}, {}, self.reported) in (None, rank)
-        node = best.labels.get("node") or best.named.get("node") or (self.reported.get("node") if is_same else None)
+        own, labels = best.named.get("node"), best.labels
+        reported = {} if own and self.reported.get("node", own) != own else self.reported
+        rank = _choose_rank(labels, best.named, {} if fault.ends_job else reported, is_cause=fault.level <= 2)
+        is_same = rank is None or _choose_rank({}, {}, reported) in (None, rank)
+        placed = next((self._nodes[known] for known in labels.items() if known in self._nodes), None)
+        node = labels.get("node") or own or placed or (reported.get("node") if is_same else None)
         return LogFault(fault.kind, one_line(message, MAX_MESSAGE), rank, node, fault.bad_node, best.line, fault)
 
     def _take(self, stream: _Stream, labels: dict[str, str], text: str, cues: list[str]) -> None:
@@ -223,9 +232,13 @@ class LogReader:
             stream.head.append(body[:400])
             if len(stream.head) > _MAX_BELOW:
                 stream.head, stream.is_summary = [], False
+        if fault is not None and fault.level == 0 and self.rules.warnings.search(self._whole[:120]):
+            fault = CLASSES["warned"]
         if fault is not None and stream.is_summary and fault.name in ("killed", "fault"):
-            fault = fault.model_copy(update={"level": CLASSES["exception"].level})
+            first = self._best.get(fault.level)
             body = f"the first process that failed: {body}"
+            body = first.message if first is not None and first.fault is fault else body
+            fault = fault.model_copy(update={"level": CLASSES["exception"].level})
         if fault is not None:
             self._keep(fault, self._line, labels, whole if fault.level < 3 else body)
 
@@ -234,6 +247,12 @@ class LogReader:
         if fault.name == "ignored":
             return None
         first = self._best.get(fault.level)
+        if first is not None and first.fault is fault and _WRAPS.match(first.message):
+            first = None
+        if fault.name in _REPORTS and len(self._nodes) < MAX_STREAMS:
+            named = self.rules.locate(message)
+            if "node" in named:
+                self._nodes |= {(name, named[name]): named["node"] for name in ("rank", "task") if name in named}
         if first is not None and (first.labels or first.fault is not fault or fault.level > 2) and self.reported:
             return None
         found = _Found(fault, message[: 4 * MAX_MESSAGE], line, labels, self.rules.locate(message))
@@ -282,9 +301,15 @@ def _iterate(path: Path) -> Iterator[str]:
         return
 
 
-def _choose_rank(labels: Mapping[str, str], named: Mapping[str, str], reported: Mapping[str, str]) -> int | None:
-    """Return the rank by the strongest sign: a line's label, a launcher's report, the text, a rank of the node."""
-    signs = (labels, ("rank", "group", "task")), (reported, ("rank",)), (named, ("rank", "task")), (reported, ("task",))
+def _choose_rank(
+    labels: Mapping[str, str], named: Mapping[str, str], reported: Mapping[str, str], is_cause: bool = False
+) -> int | None:
+    """Return the rank by the strongest sign: a line's label, a launcher's report, the text, a rank of the node.
+
+    The text of a cause counts before a report.
+    """
+    texts = [(reported, ("rank", "group")), (named, ("rank", "task"))]
+    signs = (labels, ("rank", "group", "task")), *(texts[::-1] if is_cause else texts), (reported, ("task",))
     weak = (labels, ("local",)), (named, ("local",)), (reported, ("local",))
     text = next((known[name] for known, names in (*signs, *weak) for name in names if name in known), "")
     return int(text) if text.isdigit() and len(text) < 8 else None

@@ -57,7 +57,7 @@ Root Cause (first observed failure):
 
 
 LOGS: list[tuple[str, FailureKind, int | None, str]] = [
-    (AGENT_LOG, FailureKind.OUT_OF_MEMORY, None, "OutOfMemoryError: CUDA out of memory"),
+    (AGENT_LOG, FailureKind.OUT_OF_MEMORY, 0, "OutOfMemoryError: CUDA out of memory"),
     (AGENT_SUMMARY, FailureKind.CRASHED, 0, "ValueError: the batch is odd"),
     (CUDA_OOM, FailureKind.OUT_OF_MEMORY, 3, "Tried to allocate 2.50 GiB"),
     (PEER_FIRST, FailureKind.CRASHED, 1, "The size of tensor a"),
