@@ -7,13 +7,11 @@ width changes. Data are left as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-from cclsearch.core.values import Value
 
 # The series hues are Okabe and Ito's, which color-blind people can distinguish, darkened or lightened to a contrast of
 # 4.5:1 as text.
@@ -125,40 +123,6 @@ def palette_css() -> str:
         f":root{{color-scheme:light;{light}}}\n{chosen}\n"
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{dark}}}}}\n"
     )
-
-
-def make_spec(rows: Sequence[Row], height: int | Mapping[str, int], **parts: Any) -> dict[str, Any]:
-    """A specification as wide as its place, over rows."""
-    autosize = {"type": "fit-x", "contains": "padding"}
-    return {"width": WIDTH_MARK, "height": height, "autosize": autosize, "data": {"values": list(rows)}, **parts}
-
-
-def quantity(field: str, title: str | None, values: Sequence[float] = (), **more: Any) -> dict[str, Any]:
-    """A channel of numbers; logarithmic if the values are positive and span more than a factor of 5."""
-    known = [value for value in values if value is not None]
-    scale: dict[str, Any] = {"zero": False, "nice": True, "padding": 8}
-    axis: dict[str, Any] = {"tickCount": 6, **more.pop("axis", {})}
-    if known and min(known) > 0 and max(known) / min(known) > 5:
-        scale = {"type": "log", "nice": False, "padding": 12}
-        axis = {"format": "~g", **axis}
-    return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": axis, **more}
-
-
-def category(field: str, title: str | None = None, **more: Any) -> dict[str, Any]:
-    """A channel of names in the order of the data, unless `sort` is given."""
-    return {"field": field, "type": "nominal", "title": title, "sort": None, **more}
-
-
-def tips(**titles: str) -> list[Row]:
-    """The lines of a tooltip: field -> its title."""
-    return [{"field": field, "type": "nominal", "title": title} for field, title in titles.items()]
-
-
-def show_choice(value: Value) -> str | float:
-    """A knob's value as charts order and print it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return value
 
 
 def cut(text: str, limit: int) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, tips
+from cclsearch.charts.chart import Chart, Row, cut
+from cclsearch.charts.layers import TRIAL, category, layer, make_spec, named_bars, quantity, tips
 from cclsearch.charts.trials import Axis, TrialPoint, best_so_far
 from cclsearch.core.text import show_number
 
@@ -32,12 +33,7 @@ def draw_bests(bests: Sequence[BestOfRun], axis: Axis, *, name: str = "bests") -
     ]
     x = quantity("v", f"{axis.title} of the best trial")
     x["scale"] = {"zero": True, "domainMax": max(best.value for best in bests) * 1.15}
-    y = category("run")
-    layers = [
-        {"mark": {"type": "bar", "color": "$blue", "height": {"band": 0.7}},
-         "encoding": {"x": x, "y": y, "tooltip": tips(run="run", shown=axis.words, config="configuration")}},
-        {"mark": {"type": "text", "align": "left", "dx": 5}, "encoding": {"x": x, "y": y, "text": {"field": "shown"}}},
-    ]  # fmt: skip
+    layers = named_bars(x, category("run"), tips(run="run", shown=axis.words, config="configuration"))
     summary = f"{bests[0].group}: " + "; ".join(f"{best.run}: {show_number(best.value)}" for best in bests)
     return Chart(name, f"Best {axis.words} of each run", summary, make_spec(rows, {"step": 28}, layer=layers))
 
@@ -53,13 +49,12 @@ def draw_curves(runs: Sequence[tuple[str, Sequence[TrialPoint]]], axis: Axis, *,
             ends.append(f"{run}: {show_number(line[-1]['v'])} after {line[-1]['trial']} trials")
     if len(ends) < 2:
         return None
-    x = {"field": "trial", "type": "quantitative", "title": "trial", "axis": {"tickMinStep": 1, "grid": False}}
-    legend = {"title": None}
+    one = category("run", legend={"title": None})
     encoding = {
-        "x": x,
+        "x": TRIAL,
         "y": quantity("v", f"best {axis.title} so far", [row["v"] for row in rows]),
-        "color": category("run", legend=legend),
-        "strokeDash": category("run", legend=legend),
+        "color": one,
+        "strokeDash": one,
         "tooltip": tips(run="run", trial="trial", shown=f"best {axis.words} so far"),
     }
     mark = {"type": "line", "interpolate": "step-after", "strokeWidth": 2.2}
@@ -111,16 +106,15 @@ def draw_nights(nights: Sequence[NightPoint], axis_title: str, *, name: str, tit
         "shape": category("line", scale=shapes, legend=legend),
     }
     tooltip = tips(night="night", shown="figure", line="line", config="configuration")
-    layers: list[Row] = [
-        {"data": {"values": spans}, "mark": {"type": "rule", "color": "$green", "strokeWidth": 1.5},
-         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}},
-        {"data": {"values": followed}, "mark": {"type": "line", "strokeDash": [4, 3], "strokeWidth": 1.2},
-         "encoding": {"x": x, "y": y, "color": look["color"]}},
-        {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {"x": x, "y": y, "color": look["color"]}},
-        {"data": {"values": [*followed, *bests]}, "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-         "encoding": {"x": x, "y": y, **look, "tooltip": tooltip}},
-    ]  # fmt: skip
-    layers = [layer for layer in layers if layer.get("data", {"values": bests})["values"]]
+    ends = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    of_line = {"x": x, "y": y, "color": look["color"]}
+    points = {"x": x, "y": y, **look, "tooltip": tooltip}
+    layers = [
+        *([layer("rule", ends, spans, color="$green", strokeWidth=1.5)] if spans else []),
+        *([layer("line", of_line, followed, strokeDash=[4, 3], strokeWidth=1.2)] if followed else []),
+        layer("line", of_line, strokeWidth=2),
+        layer("point", points, [*followed, *bests], filled=True, size=70, opacity=1),
+    ]
     summary = "; ".join(f"{night.night[:8]}: {show_number(night.value)}" for night in nights)
     return Chart(name, title, summary, make_spec(bests, 280, layer=layers))
 

@@ -5,13 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, show_choice, tips
+from cclsearch.charts.chart import Chart, Row, cut
+from cclsearch.charts.layers import category, fixed, layer, make_spec, named_bars, number, quantity, show_choice, tips
 from cclsearch.charts.trials import Axis, TrialPoint, place_choices, varied_knobs
 from cclsearch.core.text import show_number
 from cclsearch.core.values import format_config
 
 MAX_LINES = 300
 """Lines in parallel coordinates: the best ones."""
+
+
+HALO = {"stroke": "$paper", "strokeWidth": 3, "strokeJoin": "round"}
+"""Border of a text over marks, which is drawn again without it."""
+
+
+def _shades(axis: Axis) -> Row:
+    """A scale of colors, the lightest for the worst figure."""
+    return {"range": ["$low", "$high"] if axis.greater_is_better else ["$high", "$low"]}
+
+
+def _tips(axis: Axis) -> list[Row]:
+    return tips(trial="trial", shown=axis.words, config="configuration")
 
 
 def _ranked(points: Sequence[TrialPoint], axis: Axis) -> list[tuple[TrialPoint, float]]:
@@ -49,40 +63,28 @@ def draw_parallel(points: Sequence[TrialPoint], axis: Axis) -> Chart | None:
         {"at": len(knobs), "y": 1, "label": show_number(high)},
     ]
     heads = [{"at": at, "head": cut(name, 22)} for at, name in enumerate([*knobs, axis.words])]
-    x = {
-        "field": "at",
-        "type": "quantitative",
-        "axis": None,
-        "scale": {"domain": [-0.15, len(knobs) + 0.4], "nice": False},
-    }
-    y = {"field": "y", "type": "quantitative", "axis": None, "scale": {"domain": [-0.04, 1.04], "nice": False}}
-    shade: Row = {"field": "figure", "type": "quantitative", "legend": None}
-    shade["scale"] = {"range": ["$low", "$high"] if axis.greater_is_better else ["$high", "$low"]}
-    test = {
-        "condition": [{"param": "pointed", "value": 3, "empty": False}, {"test": "datum.best", "value": 3.5}],
-        "value": 1.2,
-    }
-    color = {"condition": [{"param": "pointed", "value": "$orange", "empty": False},
-                           {"test": "datum.best", "value": "$green"}], **shade}  # fmt: skip
-    hover = {
-        "name": "pointed",
-        "select": {"type": "point", "fields": ["trial"], "on": "pointerover", "clear": "pointerout"},
-    }
+    x = number("at", axis=None, scale=fixed(-0.15, len(knobs) + 0.4))
+    y = number("y", axis=None, scale=fixed(-0.04, 1.04))
+
+    def of_line(pointed: object, best: object) -> Row:
+        return {"condition": [{"param": "pointed", "value": pointed, "empty": False},
+                              {"test": "datum.best", "value": best}]}  # fmt: skip
+
+    shade = number("figure", legend=None, scale=_shades(axis))
+    select = {"type": "point", "fields": ["trial"], "on": "pointerover", "clear": "pointerout"}
+    lines = {"x": x, "y": y, "detail": {"field": "trial"}, "order": {"field": "at"}, "tooltip": _tips(axis)}
+    lines |= {"color": of_line("$orange", "$green") | shade, "strokeWidth": of_line(3, 3.5) | {"value": 1.2}}
+    label = {"x": x, "y": y, "text": {"field": "label"}}
+    head = {"x": x, "y": {"value": -10}, "text": {"field": "head"}}
+    is_narrow = f"width / {len(knobs) + 1} < 90"
+    slant = {"angle": {"expr": f"{is_narrow} ? -24 : 0"}, "align": {"expr": f"{is_narrow} ? 'left' : 'center'"}}
     layers = [
-        {"data": {"values": heads}, "mark": {"type": "rule", "color": "$grid"}, "encoding": {"x": x}},
-        {"mark": {"type": "line", "opacity": 0.8, "cursor": "pointer"}, "params": [hover],
-         "encoding": {"x": x, "y": y, "detail": {"field": "trial"}, "color": color, "strokeWidth": test,
-                      "order": {"field": "at"},
-                      "tooltip": tips(trial="trial", shown=axis.words, config="configuration")}},
-        {"data": {"values": ticks}, "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-         "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11,
-                  "stroke": "$paper", "strokeWidth": 3, "strokeJoin": "round"}},
-        {"data": {"values": ticks}, "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-         "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11}},
-        {"data": {"values": heads}, "encoding": {"x": x, "y": {"value": -10}, "text": {"field": "head"}},
-         "mark": {"type": "text", "fontSize": 11.5, "angle": {"expr": f"width / {len(knobs) + 1} < 90 ? -24 : 0"},
-                  "align": {"expr": f"width / {len(knobs) + 1} < 90 ? 'left' : 'center'"}}},
-    ]  # fmt: skip
+        layer("rule", {"x": x}, heads, color="$grid"),
+        layer("line", lines, opacity=0.8, cursor="pointer") | {"params": [{"name": "pointed", "select": select}]},
+        layer("text", label, ticks, align="left", dx=5, fontSize=11, **HALO),
+        layer("text", label, ticks, align="left", dx=5, fontSize=11),
+        layer("text", head, heads, fontSize=11.5, **slant),
+    ]
     best = ranked[0][0]
     limit = f" (the best {MAX_LINES})" if len(ranked) == MAX_LINES else ""
     summary = f"{len(ranked)} configurations{limit} over {', '.join(knobs)}; the best, trial {best.number}, is green"
@@ -90,24 +92,16 @@ def draw_parallel(points: Sequence[TrialPoint], axis: Axis) -> Chart | None:
     return Chart("parallel", f"Parallel coordinates{limit}", summary, spec)
 
 
-def draw_importance(shares: Mapping[str, float], axis: Axis, *, how: str) -> Chart | None:
-    """Share of the figure's variation that each knob explains; `how` names the evaluator."""
+def draw_importance(shares: Mapping[str, float], axis: Axis) -> Chart | None:
+    """Share of the figure's variation that each knob explains, by PED-ANOVA of Optuna."""
     if not shares:
         return None
     rows = [
         {"knob": cut(k, 30), "share": s, "shown": f"{s:.0%}"} for k, s in sorted(shares.items(), key=lambda i: -i[1])
     ]
-    x: Row = {"field": "share", "type": "quantitative", "title": f"importance for {axis.words} ({how})"}
-    x |= {
-        "scale": {"domain": [0, max(1e-9, *shares.values()) * 1.12], "nice": False},
-        "axis": {"format": "%", "tickCount": 6},
-    }
-    y = category("knob")
-    layers = [
-        {"mark": {"type": "bar", "color": "$blue", "height": {"band": 0.7}},
-         "encoding": {"x": x, "y": y, "tooltip": tips(knob="knob", shown="importance")}},
-        {"mark": {"type": "text", "align": "left", "dx": 5}, "encoding": {"x": x, "y": y, "text": {"field": "shown"}}},
-    ]  # fmt: skip
+    title, most = f"importance for {axis.words} (PED-ANOVA of Optuna)", max(1e-9, *shares.values())
+    x = number("share", title=title, scale=fixed(0, most * 1.12), axis={"format": "%", "tickCount": 6})
+    layers = named_bars(x, category("knob"), tips(knob="knob", shown="importance"))
     summary = ", ".join(f"{row['knob']} {row['shown']}" for row in rows)
     return Chart("importance", "Knob importance", summary, make_spec(rows, {"step": 26}, layer=layers))
 
@@ -121,12 +115,8 @@ def _wide(points: Sequence[TrialPoint], axis: Axis) -> tuple[list[str], list[Row
     knobs = varied_knobs([point.config for point, _ in ranked])
     rows: list[Row] = []
     for point, value in ranked:
-        row: Row = {
-            "trial": point.number,
-            "v": value,
-            "shown": show_number(value),
-            "config": format_config(point.config),
-        }
+        row: Row = {"trial": point.number, "v": value, "shown": show_number(value)}
+        row |= {"config": format_config(point.config)}
         row |= {f"k{n}": show_choice(point.config[knob]) for n, knob in enumerate(knobs) if knob in point.config}
         rows.append(row)
     return knobs, rows
@@ -147,12 +137,12 @@ def draw_slice(points: Sequence[TrialPoint], axis: Axis, *, first: str | None = 
     at = knobs.index(first) if first in knobs else 0
     x = {"field": "x", "type": "ordinal", "title": "value of the knob", "axis": {"labelAngle": 0, "labelOverlap": True}}
     y = quantity("v", axis.title, [row["v"] for row in rows])
+    best = {**y, "aggregate": "max" if axis.greater_is_better else "min"}
+    points_of = {"x": x, "y": y, "tooltip": _tips(axis)}
     layers = [
-        {"mark": {"type": "point", "filled": True, "size": 70, "opacity": 0.75, "cursor": "pointer"},
-         "encoding": {"x": x, "y": y, "tooltip": tips(trial="trial", shown=axis.words, config="configuration")}},
-        {"mark": {"type": "line", "color": "$green", "point": False, "strokeWidth": 2},
-         "encoding": {"x": x, "y": {**y, "aggregate": "max" if axis.greater_is_better else "min"}}},
-    ]  # fmt: skip
+        layer("point", points_of, filled=True, size=70, opacity=0.75, cursor="pointer"),
+        layer("line", {"x": x, "y": best}, color="$green", point=False, strokeWidth=2),
+    ]
     spec = make_spec(
         rows, 280, layer=layers, params=[_choose("knob", "knob", knobs, at)],
         transform=[{"calculate": "datum[knob]", "as": "x"}, {"filter": "isValid(datum.x)"}],
@@ -171,9 +161,8 @@ def draw_contour(points: Sequence[TrialPoint], axis: Axis, *, first: Sequence[st
     best = "max" if axis.greater_is_better else "min"
     x = {"field": "x", "type": "ordinal", "title": "first knob", "axis": {"labelAngle": 0, "labelOverlap": True}}
     y = {"field": "y", "type": "ordinal", "title": "second knob", "sort": "descending"}
-    shades = ["$low", "$high"] if axis.greater_is_better else ["$high", "$low"]
-    color = {"field": "top", "type": "quantitative", "title": f"best {axis.title}", "scale": {"range": shades},
-             "legend": {"orient": "top", "gradientLength": 180, "format": "~g", "titleLimit": 320}}  # fmt: skip
+    legend = {"orient": "top", "gradientLength": 180, "format": "~g", "titleLimit": 320}
+    color = number("top", title=f"best {axis.title}", scale=_shades(axis), legend=legend)
     tooltip = [{"field": "top", "title": f"best {axis.words}", "format": ".4~g"}, {"field": "n", "title": "trials"}]
     transform = [
         {"calculate": "datum[first]", "as": "x"},
@@ -181,14 +170,12 @@ def draw_contour(points: Sequence[TrialPoint], axis: Axis, *, first: Sequence[st
         {"filter": "isValid(datum.x) && isValid(datum.y)"},
         {"aggregate": [{"op": best, "field": "v", "as": "top"}, {"op": "count", "as": "n"}], "groupby": ["x", "y"]},
     ]
+    text = {"x": x, "y": y, "text": {"field": "top", "format": ".3~g"}}
     layers = [
-        {"mark": {"type": "rect", "stroke": "$paper", "strokeWidth": 2},
-         "encoding": {"x": x, "y": y, "color": color, "tooltip": tooltip}},
-        {"mark": {"type": "text", "fontSize": 11, "stroke": "$paper", "strokeWidth": 3, "strokeJoin": "round"},
-         "encoding": {"x": x, "y": y, "text": {"field": "top", "format": ".3~g"}}},
-        {"mark": {"type": "text", "fontSize": 11},
-         "encoding": {"x": x, "y": y, "text": {"field": "top", "format": ".3~g"}}},
-    ]  # fmt: skip
+        layer("rect", {"x": x, "y": y, "color": color, "tooltip": tooltip}, stroke="$paper", strokeWidth=2),
+        layer("text", text, fontSize=11, **HALO),
+        layer("text", text, fontSize=11),
+    ]
     params = [_choose("first", "first knob", knobs, one), _choose("second", "second knob", knobs, two)]
     summary = f"the best {axis.words} of each pair of values of two knobs, over {len(rows)} trials"
     return Chart(

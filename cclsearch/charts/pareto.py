@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, tips
+from cclsearch.charts.chart import Chart, Row, cut
+from cclsearch.charts.layers import TRIAL, category, fixed, layer, make_spec, number, quantity, tips
 from cclsearch.core.text import show_number
 from cclsearch.core.values import Value, format_config
 
@@ -74,29 +75,23 @@ def draw_front(
     y = quantity("y", y_title, [p.values[at_y] for p in points])
     layers: list[dict[str, Any]] = []
     if is_whole and front:
-        line = {"type": "line", "color": "$green", "interpolate": "step-after", "strokeWidth": 1.8}
+        line = {"color": "$green", "interpolate": "step-after", "strokeWidth": 1.8}
         border = [_row(p, labels[p.name], axes, order=n) for n, p in enumerate(front)]
-        layers.append({"data": {"values": border}, "mark": line,
-                       "encoding": {"x": x, "y": y, "order": {"field": "order"}}})  # fmt: skip
+        layers.append(layer("line", {"x": x, "y": y, "order": {"field": "order"}}, border, **line))
     known = [(p.values[at_x], p.interval) for p in front if p.interval and at_y == 0]
     spans = [{"x": value, "low": low, "high": high} for value, (low, high) in known]
     if spans:
-        layers.append({"data": {"values": spans}, "mark": {"type": "rule", "color": "$green", "strokeWidth": 1.6},
-                       "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}})  # fmt: skip
-    kinds = {"domain": ["on the front", "knee", "dominated"], "range": ["$green", "$purple", "$gray"]}
-    shapes = {"domain": kinds["domain"], "range": ["circle", "diamond", "triangle-up"]}
-    legend = {"title": None}
+        ends = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+        layers.append(layer("rule", ends, spans, color="$green", strokeWidth=1.6))
+    looks = {"color": ["$green", "$purple", "$gray"], "shape": ["circle", "diamond", "triangle-up"]}
+    kinds = ["on the front", "knee", "dominated"]
     tooltip = tips(name="trial", ys=y_title, xs=x_title, kind="state", config="configuration")
-    layers.append({
-        "mark": {"type": "point", "filled": True, "size": 80, "cursor": "pointer"},
-        "encoding": {"x": x, "y": y, "tooltip": tooltip, "color": category("kind", scale=kinds, legend=legend),
-                     "shape": category("kind", scale=shapes, legend=legend)},
-    })  # fmt: skip
-    layers.append({
-        "transform": [{"filter": "datum.kind !== 'dominated'"}],
-        "mark": {"type": "text", "dx": 10, "dy": -9, "align": "left", "fontSize": 11, "color": "$muted"},
-        "encoding": {"x": x, "y": y, "text": {"field": "trial"}},
-    })  # fmt: skip
+    kind = category("kind", legend={"title": None})
+    look = {name: {**kind, "scale": {"domain": kinds, "range": given}} for name, given in looks.items()}
+    layers.append(layer("point", {"x": x, "y": y, "tooltip": tooltip, **look}, filled=True, size=80, cursor="pointer"))
+    beside = {"dx": 10, "dy": -9, "align": "left", "fontSize": 11, "color": "$muted"}
+    names = layer("text", {"x": x, "y": y, "text": {"field": "trial"}}, **beside)
+    layers.append(names | {"transform": [{"filter": "datum.kind !== 'dominated'"}]})
     rows = [_row(point, labels[point.name], axes) for point in points]
     params = []
     weighted = [_row(p, labels[p.name], axes, s0=p.scores[0], s1=p.scores[1]) for p in points if p.scores]
@@ -120,12 +115,11 @@ def _chosen_layers(rows: Sequence[Row], x: Row, y: Row, tooltip: Sequence[Row]) 
         {"filter": "datum.place === 1"},
         {"calculate": "'chosen at weight ' + format(weight, '.2f') + ': trial ' + datum.trial", "as": "words"},
     ]
-    shared = {"data": {"values": list(rows)}, "transform": transform}
-    ring = {"type": "point", "shape": "circle", "filled": False, "size": 420, "color": "$orange", "strokeWidth": 3}
-    text = {"type": "text", "align": "right", "x": {"expr": "width"}, "y": 10, "color": "$orange", "fontWeight": "bold"}
+    ring = {"shape": "circle", "filled": False, "size": 420, "color": "$orange", "strokeWidth": 3}
+    text = {"align": "right", "x": {"expr": "width"}, "y": 10, "color": "$orange", "fontWeight": "bold"}
     return [
-        {**shared, "mark": ring, "encoding": {"x": x, "y": y, "tooltip": list(tooltip)}},
-        {**shared, "mark": text, "encoding": {"text": {"field": "words"}}},
+        layer("point", {"x": x, "y": y, "tooltip": list(tooltip)}, rows, **ring) | {"transform": transform},
+        layer("text", {"text": {"field": "words"}}, rows, **text) | {"transform": transform},
     ]
 
 
@@ -144,18 +138,16 @@ def draw_weight_choices(points: Sequence[FrontPoint], score_title: str) -> Chart
         shared: Row = {"point": name, "tip": tip, "config": point.config_text}
         whole += [shared | {"w": w, "score": score} for w, score in ((0, at_0), (1, at_1))]
         thick += [shared | {"w": w, "score": point.score_at(w)} for w in (low, high)]
-    x = {"field": "w", "type": "quantitative", "title": "weight", "scale": {"domain": [0, 1], "nice": False}}
-    y = {"field": "score", "type": "quantitative", "title": score_title, "scale": {"zero": False}}
-    color = category("point", legend={"title": None})
-    tooltip = tips(tip="chosen", config="configuration")
+    score = number("score", title=score_title, scale={"zero": False})
+    lines = {"x": number("w", title="weight", scale=fixed(0, 1)), "y": score}
+    lines |= {"color": category("point", legend={"title": None})}
+    chosen = {**lines, "tooltip": tips(tip="chosen", config="configuration")}
+    ends = {**chosen, "shape": category("point", legend=None)}
     layers = [
-        {"mark": {"type": "line", "strokeDash": [4, 4], "strokeWidth": 1.2},
-         "encoding": {"x": x, "y": y, "color": color}},
-        {"data": {"values": thick}, "mark": {"type": "line", "strokeWidth": 4},
-         "encoding": {"x": x, "y": y, "color": color, "tooltip": tooltip}},
-        {"data": {"values": thick}, "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
-         "encoding": {"x": x, "y": y, "color": color, "shape": category("point", legend=None), "tooltip": tooltip}},
-    ]  # fmt: skip
+        layer("line", lines, strokeDash=[4, 4], strokeWidth=1.2),
+        layer("line", chosen, thick, strokeWidth=4),
+        layer("point", ends, thick, filled=True, size=60, opacity=1),
+    ]
     summary = "; ".join(f"trial {labels[p.name]} from weight {low:.3g} to {high:.3g}" for p, _, (low, high) in kept)
     return Chart("weights", "Configuration chosen by each weight", summary, make_spec(whole, 300, layer=layers))
 
@@ -166,18 +158,15 @@ def draw_hypervolume(growth: Sequence[float]) -> Chart | None:
         return None
     reached = next(n for n, share in enumerate(growth, 1) if share >= 0.95)
     rows = [{"trial": n, "share": share} for n, share in enumerate((0.0, *growth))]
-    x = {"field": "trial", "type": "quantitative", "title": "trials", "axis": {"tickMinStep": 1, "grid": False}}
-    y = {"field": "share", "type": "quantitative", "title": "share of the final hypervolume", "axis": {"format": "%"}}
-    words = f"95% after {reached} trials"
-    text = {"type": "text", "align": "left", "dx": 10, "dy": 16}
-    if reached > len(growth) / 2:
-        text = {"type": "text", "align": "right", "dx": -10, "dy": -4}
-    mark = {"data": {"values": [{"trial": reached, "share": growth[reached - 1], "words": words}]}}
+    share = number("share", title="share of the final hypervolume", axis={"format": "%"})
+    place = {"x": {**TRIAL, "title": "trials"}, "y": share}
+    is_late = reached > len(growth) / 2
+    beside = {"align": "right", "dx": -10, "dy": -4} if is_late else {"align": "left", "dx": 10, "dy": 16}
+    named: list[Row] = [{"trial": reached, "share": growth[reached - 1], "words": f"95% after {reached} trials"}]
     layers = [
-        {"mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2}, "encoding": {"x": x, "y": y}},
-        {**mark, "mark": {"type": "point", "filled": True, "size": 90, "color": "$orange", "shape": "diamond"},
-         "encoding": {"x": x, "y": y}},
-        {**mark, "mark": text, "encoding": {"x": x, "y": y, "text": {"field": "words"}}},
-    ]  # fmt: skip
+        layer("line", place, interpolate="step-after", strokeWidth=2),
+        layer("point", place, named, filled=True, size=90, color="$orange", shape="diamond"),
+        layer("text", {**place, "text": {"field": "words"}}, named, **beside),
+    ]
     summary = f"95% of the hypervolume after {reached} of {len(growth)} trials"
     return Chart("hypervolume", "Hypervolume over trials", cut(summary, 200), make_spec(rows, 240, layer=layers))

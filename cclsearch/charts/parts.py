@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cclsearch.charts.chart import SERIES, Chart, Row, category, cut, make_spec, tips
+from cclsearch.charts.chart import SERIES, Chart, Row, cut
+from cclsearch.charts.layers import category, fixed, layer, make_spec, number, tips
 from cclsearch.core.text import show_number
 
 SMALL_SHARE = 0.02
@@ -41,22 +42,17 @@ def draw_parts(
         if value > 0
     ]  # fmt: skip
     top = max([bar.total for bar in bars] + ([limit] if limit else []))
-    x: Row = {"field": "v", "type": "quantitative", "title": axis_title, "stack": "zero"}
-    x |= {"scale": {"domain": [0, top * 1.03], "nice": False}, "axis": {"tickCount": 6}}
+    x = number("v", title=axis_title, stack="zero", scale=fixed(0, top * 1.03), axis={"tickCount": 6})
     colors = [PARTS_COLORS[n % len(PARTS_COLORS)] for n in range(len(names))]
     color = {"field": "part", "type": "nominal", "scale": {"domain": names, "range": colors}, "legend": {"title": None}}
     y = category("bar", axis={"labelLimit": {"expr": "min(330, width * 0.45)"}})
     tooltip = tips(bar="bar", part="part", shown="size")
     stacked = {"x": x, "y": y, "color": color, "order": {"field": "nth"}, "tooltip": tooltip}
-    layers: list[Row] = [
-        {"mark": {"type": "bar", "height": {"band": 0.75}, "stroke": "$paper", "strokeWidth": 0.7}, "encoding": stacked}
-    ]
+    layers = [layer("bar", stacked, height={"band": 0.75}, stroke="$paper", strokeWidth=0.7)]
     if limit:
-        tip = f"limit {limit:g}"
-        layers.append({"data": {"values": [{"limit": limit, "tip": tip}]},
-                       "mark": {"type": "rule", "color": "$ink", "strokeDash": [4, 3], "strokeWidth": 1.6},
-                       "encoding": {"x": {**x, "field": "limit", "stack": None},
-                                    "tooltip": {"field": "tip", "title": None}}})  # fmt: skip
+        limits = {"x": {**x, "field": "limit", "stack": None}, "tooltip": {"field": "tip", "title": None}}
+        named: Row = {"limit": limit, "tip": f"limit {limit:g}"}
+        layers.append(layer("rule", limits, [named], color="$ink", strokeDash=[4, 3], strokeWidth=1.6))
     lines = (f"{b.label}: " + ", ".join(f"{p} {show_number(v)}" for p, v in b.parts.items() if v > 0) for b in bars[:6])
     summary = "; ".join(lines) + (f"; {len(bars) - 6} more bars" if len(bars) > 6 else "")
     return Chart(name, title, summary, make_spec(rows, {"step": 30 if len(bars) <= 12 else 20}, layer=layers))
@@ -100,8 +96,7 @@ def draw_timeline(lanes: Sequence[Lane]) -> Chart | None:
     if not rows:
         return None
     last = max(row["end"] for row in rows)
-    x: Row = {"field": "start", "type": "quantitative", "title": "ms from the start of the rank's step"}
-    x |= {"scale": {"domain": [0, last], "nice": False}}
+    x = number("start", title="ms from the start of the rank's step", scale=fixed(0, last))
     y = {"field": "place", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": 170}}
     color = {**category("kind", legend=None), "scale": {"domain": list(LANES), "range": list(LANES.values())}}
     zoom = {"name": "zoom", "bind": "scales",

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cclsearch.charts.chart import Chart, Row, category, cut, make_spec, quantity, show_choice, tips
+from cclsearch.charts.chart import Chart, Row, cut
+from cclsearch.charts.layers import TRIAL, category, fixed, layer, make_spec, number, quantity, show_choice, tips
 from cclsearch.core.text import show_number
 from cclsearch.core.values import Provenance, Value, format_config
 
@@ -68,11 +69,9 @@ class TrialPoint:
 def _kind_channels(points: Sequence[TrialPoint]) -> dict[str, Any]:
     used = [kind for kind in KINDS if any(point.kind == kind for point in points)]
     shapes, colors, _ = zip(*(KINDS[kind] for kind in used), strict=True)
-    legend = {"title": None}
-    return {
-        "shape": {"field": "kind", "type": "nominal", "scale": {"domain": used, "range": shapes}, "legend": legend},
-        "color": {"field": "kind", "type": "nominal", "scale": {"domain": used, "range": colors}, "legend": legend},
-    }
+    channel: Row = {"field": "kind", "type": "nominal", "legend": {"title": None}}
+    looks = {"shape": shapes, "color": colors}
+    return {name: {**channel, "scale": {"domain": used, "range": look}} for name, look in looks.items()}
 
 
 def _row_of(point: TrialPoint, **more: object) -> Row:
@@ -94,7 +93,7 @@ ZOOM = {
     "select": {"type": "interval", "encodings": ["x", "y"], "zoom": "wheel![event.shiftKey]"},
     "bind": "scales",
 }
-SIZE = {"field": "size", "type": "quantitative", "scale": None, "legend": None}
+SIZE = number("size", scale=None, legend=None)
 
 
 def draw_history(
@@ -111,17 +110,15 @@ def draw_history(
     values = [*(p.value for p in measured if p.value is not None), *(interval or ()), *ends]
     y = quantity("v", axis.title, values)
     last = max(point.number for point in points)
-    x: Row = {"field": "trial", "type": "quantitative", "title": "trial"}
-    x |= {"scale": {"domain": [0.5, last + 0.5], "nice": False}, "axis": {"tickMinStep": 1, "grid": False}}
+    x = {**TRIAL, "scale": fixed(0.5, last + 0.5)}
     layers: list[Row] = []
+    band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
     if interval:
         low, high = interval
-        band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
         tip = f"{show_number(low)} to {show_number(high)}: interval of the best's true {axis.words}"
-        mark = {"type": "rect", "color": "$green", "opacity": 0.16}
         tooltip = {"tooltip": {"field": "tip", "title": None}}
-        layers.append({"data": {"values": [{"low": low, "high": high, "tip": tip}]}, "mark": mark,
-                       "encoding": band | tooltip})  # fmt: skip
+        known: Row = {"low": low, "high": high, "tip": tip}
+        layers.append(layer("rect", band | tooltip, [known], color="$green", opacity=0.16))
     spreads: list[Row] = [
         {"trial": p.number, "low": low, "high": high}
         for p in measured
@@ -129,19 +126,17 @@ def draw_history(
         for low, high in [(p.value * (1 - p.spread), p.value * (1 + p.spread))]
     ]
     if spreads:
-        bars = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
-        layers.append({"data": {"values": spreads}, "mark": {"type": "rule", "color": "$muted", "strokeWidth": 1.2},
-                       "encoding": bars})  # fmt: skip
+        layers.append(layer("rule", {"x": x, **band}, spreads, color="$muted", strokeWidth=1.2))
     so_far = best_so_far(points, axis, last=last)
     if so_far:
-        line = {"type": "line", "interpolate": "step-after", "color": "$green", "strokeWidth": 2}
-        layers.append({"data": {"values": so_far}, "mark": line, "encoding": {"x": x, "y": y}})
+        line = {"interpolate": "step-after", "color": "$green", "strokeWidth": 2}
+        layers.append(layer("line", {"x": x, "y": y}, so_far, **line))
     marks = {"x": x, "y": y, "size": SIZE, "tooltip": _tips(axis), **_kind_channels(points)}
-    drawn = {"type": "point", "filled": True, "opacity": 0.95, "cursor": "pointer"}
-    layers.append({"mark": drawn, "encoding": marks, "params": [ZOOM]})
+    drawn = {"filled": True, "opacity": 0.95, "cursor": "pointer"}
+    layers.append(layer("point", marks, **drawn) | {"params": [ZOOM]})
     failed = [_row_of(point) for point in points if point.value is None]
     if failed:
-        layers.append({"data": {"values": failed}, "mark": drawn, "encoding": {**marks, "y": {"value": 6}}})
+        layers.append(layer("point", {**marks, "y": {"value": 6}}, failed, **drawn))
     rows = [_row_of(point) for point in measured]
     return Chart("progress", f"{_title(axis)} by trial", summary, make_spec(rows, 300, layer=layers))
 
@@ -175,16 +170,15 @@ def draw_strip(points: Sequence[TrialPoint]) -> Chart | None:
                              "dark": place >= 0.55})  # fmt: skip
     x = {"field": "trial", "type": "ordinal", "title": "trial", "axis": {"labelAngle": 0, "labelOverlap": True}}
     y = category("knob", axis={"labelLimit": 160})
-    shade = {"field": "place", "type": "quantitative", "legend": None, "scale": {"range": ["$low", "$high"]}}
-    tooltip = tips(trial="trial", knob="knob", value="value")
-    layers: list[Row] = [
-        {"mark": {"type": "rect", "stroke": "$paper", "strokeWidth": 1.5, "cursor": "pointer"},
-         "encoding": {"x": x, "y": y, "color": shade, "tooltip": tooltip}},
-        {"mark": {"type": "text", "fontSize": 11, "limit": {"expr": f"width / {len(points)} - 3"},
-                  "opacity": {"expr": f"width / {len(points)} < 20 ? 0 : 1"}},
-         "encoding": {"x": x, "y": y, "text": {"field": "value"}, "tooltip": tooltip,
-                      "color": {"condition": {"test": "datum.dark", "value": "$paper"}, "value": "$ink"}}},
-    ]  # fmt: skip
+    shade = number("place", legend=None, scale={"range": ["$low", "$high"]})
+    cells = {"x": x, "y": y, "tooltip": tips(trial="trial", knob="knob", value="value")}
+    ink = {"condition": {"test": "datum.dark", "value": "$paper"}, "value": "$ink"}
+    room = f"width / {len(points)}"
+    fit = {"limit": {"expr": f"{room} - 3"}, "opacity": {"expr": f"{room} < 20 ? 0 : 1"}}
+    layers = [
+        layer("rect", {**cells, "color": shade}, stroke="$paper", strokeWidth=1.5, cursor="pointer"),
+        layer("text", {**cells, "text": {"field": "value"}, "color": ink}, fontSize=11, **fit),
+    ]
     if max(len(str(row["value"])) for row in rows) * 7 * len(points) > 3000:
         layers = layers[:1]
     summary = f"{len(knobs)} knobs varied over {len(points)} trials: {', '.join(knobs)}; the table has every value"
@@ -217,13 +211,12 @@ def draw_prediction(points: Sequence[TrialPoint], axis: Axis) -> Chart | None:
     tooltip = tips(**titles, config="configuration", by="proposed by")
     line = [{"expected": end, "v": end} for end in extent]
     marks = {"x": x, "y": y, "size": SIZE, "tooltip": tooltip, **_kind_channels([point for point, *_ in pairs])}
+    names = {"x": x, "y": y, "text": {"field": "name"}}
     layers = [
-        {"data": {"values": line}, "mark": {"type": "line", "color": "$muted", "strokeDash": [5, 4]},
-         "encoding": {"x": x, "y": y}},
-        {"mark": {"type": "point", "filled": True, "cursor": "pointer"}, "encoding": marks, "params": [ZOOM]},
-        {"mark": {"type": "text", "align": "left", "baseline": "middle", "dx": 9, "fontSize": 11},
-         "encoding": {"x": x, "y": y, "text": {"field": "name"}}},
-    ]  # fmt: skip
+        layer("line", {"x": x, "y": y}, line, color="$muted", strokeDash=[5, 4]),
+        layer("point", marks, filled=True, cursor="pointer") | {"params": [ZOOM]},
+        layer("text", names, align="left", baseline="middle", dx=9, fontSize=11),
+    ]
     named = f"; furthest off: {', '.join(f'trial {n} by {off[n]:.2f}x' for n in worst)}" if worst else ""
     summary = f"{len(pairs)} trials; half of them within {middle:.0%} of the expected {axis.words}{named}"
     return Chart("prediction", f"Expected and measured {axis.words}", summary, make_spec(rows, 360, layer=layers))
@@ -253,14 +246,12 @@ def draw_neighbors(neighbors: Sequence[NeighborPoint], axis: Axis) -> Chart | No
     x = quantity("ratio", f"{axis.words} relative to the best", [n.ratio for n in shown] + [1.0])
     y = category("change", axis={"labelLimit": {"expr": "min(320, width * 0.45)"}})
     filled = {"condition": {"test": "datum.kind === 'ran'", "value": "$blue"}, "value": "$paper"}
+    marks = {"y": y, "x": x, "fill": filled, "tooltip": tips(change="change", shown="ratio", what="known from")}
     layers = [
-        {"mark": {"type": "rule", "color": "$green", "strokeWidth": 2},
-         "encoding": {"x": {**x, "aggregate": "min", "field": "one"}}},
-        {"mark": {"type": "rule", "color": "$gray"}, "encoding": {"y": y, "x": x, "x2": {"field": "one"}}},
-        {"mark": {"type": "point", "filled": True, "size": 90, "stroke": "$blue", "strokeWidth": 2, "opacity": 1},
-         "encoding": {"y": y, "x": x, "fill": filled,
-                      "tooltip": tips(change="change", shown="ratio", what="known from")}},
-    ]  # fmt: skip
+        layer("rule", {"x": {**x, "aggregate": "min", "field": "one"}}, color="$green", strokeWidth=2),
+        layer("rule", {"y": y, "x": x, "x2": {"field": "one"}}, color="$gray"),
+        layer("point", marks, filled=True, size=90, stroke="$blue", strokeWidth=2, opacity=1),
+    ]
     summary = "; ".join(f"{n.change}: {n.ratio:.3g}x" + ("" if n.trial else " (predicted)") for n in shown)
     return Chart(
         "sensitivity", "Configurations near the best (hollow: predicted, did not run)", summary,
@@ -276,16 +267,10 @@ def draw_against(points: Sequence[tuple[str, TrialPoint]], cause: str, words: st
     rows = [_row_of(p, run=run, cause=value, cause_shown=show_number(value)) for run, p, value in kept]
     x = quantity("cause", words, [value for *_, value in kept])
     y = quantity("v", axis.title, [p.value for _, p, _ in kept if p.value])
-    runs = list(dict.fromkeys(run for run, *_ in kept))
-    legend = {"title": None} if len(runs) > 1 else None
+    legend = {"title": None} if len({run for run, *_ in kept}) > 1 else None
     titles = {"run": "run", "trial": "trial", "cause_shown": words, "shown": axis.words, "config": "configuration"}
-    encoding = {
-        "x": x,
-        "y": y,
-        "color": category("run", legend=legend),
-        "shape": category("run", legend=legend),
-        "tooltip": tips(**titles),
-    }
+    one = category("run", legend=legend)
+    encoding = {"x": x, "y": y, "color": one, "shape": one, "tooltip": tips(**titles)}
     strength = rank_correlation([(value, p.value or 0.0) for _, p, value in kept])
     summary = f"{len(rows)} trials; rank correlation of {words} with {axis.words} {strength:+.2f}"
     name = f"{axis.words}-{cause}".replace(" ", "-").replace("_", "-").replace("/", "-")

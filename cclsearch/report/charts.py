@@ -56,7 +56,7 @@ def draw_run(page: RunPage) -> list[Chart]:
         None if page.is_by_primary else _draw_score(page),
         draw_strip(points),
         draw_parallel(points, axis),
-        draw_importance(page.importance, axis, how="PED-ANOVA of Optuna"),
+        draw_importance(page.importance, axis),
         draw_slice(points, axis, first=important[0] if important else None),
         draw_contour(points, axis, first=important[:2]),
         draw_prediction(points, axis),

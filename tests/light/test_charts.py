@@ -88,7 +88,7 @@ def all_charts() -> Iterator[Chart | None]:
     yield draw_neighbors([NeighborPoint("tp 2 → 4", 1.4, 3), NeighborPoint(HOSTILE, 2.0, None)], STEP_TIME)
     yield draw_against([("a", p) for p in points], "mfu", "MFU", STEP_TIME)
     yield draw_parallel(points, STEP_TIME)
-    yield draw_importance({"tp": 0.6, HOSTILE: 0.4}, STEP_TIME, how="fANOVA")
+    yield draw_importance({"tp": 0.6, HOSTILE: 0.4}, STEP_TIME)
     yield draw_slice(points, STEP_TIME, first="ckpt")
     yield draw_contour(points, STEP_TIME, first=("ckpt", "tp"))
     yield draw_bests([BestOfRun("a", "g", 1.0, "tp=1"), BestOfRun(HOSTILE, "g", 2.0, "tp=2")], STEP_TIME)
