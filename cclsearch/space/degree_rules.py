@@ -162,21 +162,20 @@ def _degrees_on_torus(card: Card, options: Mapping[str, Any]) -> Clause | None:
     )
 
 
-def _needs_links(card: Card, knob: str, choices: tuple[str, ...]) -> Clause | None:
-    if card.hardware.links is not None:
-        return None
-    return (
-        f"{knob}={' or '.join(choices)} needs measured links, which the profile has not (`ccl-search links measure`)",
-        lambda at: ~at.equals(knob, choices),
-        lambda c: "the profile has no measured links",
-    )
+def _register_needs_links(knob: str, *choices: str) -> None:
+    """Register the rule `KNOB_needs_links`: these choices of the knob are computed from measured links."""
+
+    @register_rule(f"{knob}_needs_links", knob)
+    def _needs_links(card: Card, options: Mapping[str, Any]) -> Clause | None:
+        if card.hardware.links is not None:
+            return None
+        return (
+            f"{knob}={' or '.join(choices)} needs measured links, which the profile has not"
+            " (`ccl-search links measure`)",
+            lambda at: ~at.equals(knob, choices),
+            lambda c: "the profile has no measured links",
+        )
 
 
-@register_rule("host_order_needs_links", "host_order")
-def _host_order_needs_links(card: Card, options: Mapping[str, Any]) -> Clause | None:
-    return _needs_links(card, "host_order", ("links", "ranks"))
-
-
-@register_rule("device_order_needs_links", "device_order")
-def _device_order_needs_links(card: Card, options: Mapping[str, Any]) -> Clause | None:
-    return _needs_links(card, "device_order", ("links",))
+_register_needs_links("host_order", "links", "ranks")
+_register_needs_links("device_order", "links")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from cclsearch.card.model import Card
 from cclsearch.card.task import TASKS, list_declared
@@ -31,12 +31,15 @@ SUFFIX = ".framework.yaml"
 FOLDER = "launchers"
 
 
+NumberName = Annotated[str, AfterValidator(check_number)]
+"""A name in `NUMBERS`, or in the numbers of a task."""
+
+
 class Divisors(Model):
     """Choices computed from the card: every divisor of one of its numbers."""
 
-    divisors_of: str
-    """A name in `NUMBERS`, or in the numbers of a task."""
-    if_fewer: tuple[str, ...] = ()
+    divisors_of: NumberName
+    if_fewer: tuple[NumberName, ...] = ()
     """Further numbers whose divisors are choices if a search may leave accelerators idle: degrees then need not divide
     the number of accelerators.
     """
@@ -52,16 +55,6 @@ class Divisors(Model):
             divisors.update(divisor for divisor in more if divisor <= card.hardware.num_accelerators)
         return tuple(divisor for divisor in sorted(divisors) if self.most is None or divisor <= self.most)
 
-    @field_validator("divisors_of")
-    @classmethod
-    def _check_number(cls, name: str) -> str:
-        return check_number(name)
-
-    @field_validator("if_fewer")
-    @classmethod
-    def _check_numbers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(check_number(name) for name in names)
-
 
 class FrameworkKnob(Model):
     """One knob of a framework."""
@@ -75,15 +68,10 @@ class FrameworkKnob(Model):
     """Choice -> text that it writes into that variable, if not itself. Texts of several knobs are joined by blanks."""
     moe_only: bool = False
     """Whether the knob exists only for models with experts."""
-    if_at_least: dict[str, int] = {}
+    if_at_least: dict[NumberName, int] = {}
     """Number of the card -> its minimum for the knob to be in a space by default; below, the knob is optional."""
     range: tuple[int | float, int | float] | None = None
     """Least and most of the numbers that a search may add to the choices."""
-
-    @field_validator("if_at_least")
-    @classmethod
-    def _check_numbers(cls, least: dict[str, int]) -> dict[str, int]:
-        return {check_number(name): number for name, number in least.items()}
 
     def writes_into(self, env: str, flag: str = "") -> bool:
         """Whether the knob sets that variable, or that flag in it."""
@@ -168,9 +156,7 @@ class Framework(Model):
     @field_validator("cannot")
     @classmethod
     def _check_cannot(cls, cannot: dict[str, str]) -> dict[str, str]:
-        unknown = sorted(set(cannot) - set(LIMITS))
-        if unknown:
-            raise ValueError(f"there is no limit {', '.join(map(repr, unknown))}; known: {', '.join(LIMITS)}")
+        _refuse_unknown("there is no limit", cannot, LIMITS)
         if not all(way.strip() for way in cannot.values()):
             raise ValueError("each limit needs one line that says what to do")
         return cannot
@@ -178,22 +164,19 @@ class Framework(Model):
     @field_validator("libraries")
     @classmethod
     def _check_libraries(cls, libraries: tuple[str, ...]) -> tuple[str, ...]:
-        known = load_catalogue().libraries
-        if unknown := sorted(set(libraries) - set(known)):
-            raise ValueError(f"there is no library {unknown[0]!r}; known: {', '.join(known)}")
+        _refuse_unknown("there is no library", libraries, load_catalogue().libraries)
         return libraries
 
     @field_validator("records")
     @classmethod
     def _check_records(cls, records: tuple[str, ...]) -> tuple[str, ...]:
         known = list_declared(records, lambda task: (metric.needs for metric in task.metrics)) - {""}
-        if unknown := sorted(set(records) - known):
-            raise ValueError(f"no metric needs {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        _refuse_unknown("no metric needs", records, sorted(known))
         return records
 
     @field_validator("rules")
     @classmethod
-    def _check_rules(cls, rules: tuple[str | dict[str, Any], ...], info: ValidationInfo) -> Any:
+    def _check_rules(cls, rules: tuple[str | dict[str, Any], ...]) -> Any:
         for entry in rules:
             _check_rule(entry)
         return rules
@@ -344,31 +327,24 @@ def find_framework(name: str) -> Framework | None:
 
 def find_behaviour(name: str) -> Behaviour:
     """Return the framework's behaviour in training that no knob decides; all fields unknown for an unknown name."""
-    return _find_behaviour(name, tuple(content_roots())) if name else Behaviour()
+    framework = _find_known(name, tuple(content_roots()))
+    return framework.behaviour if framework is not None else Behaviour()
 
 
 def has_knob(name: str, meaning: str) -> bool:
     """Whether the framework has a knob of that meaning. If a space leaves it out, the run script takes the neutral
     choice.
     """
-    return bool(name) and meaning in _find_meanings(name, tuple(content_roots()))
+    framework = _find_known(name, tuple(content_roots()))
+    return framework is not None and any(canonical_name(knob.name) == meaning for knob in framework.all_knobs)
 
 
 @lru_cache(maxsize=64)
-def _find_meanings(name: str, roots: tuple[Path, ...]) -> frozenset[str]:
+def _find_known(name: str, roots: tuple[Path, ...]) -> Framework | None:
+    """The framework in these content folders, if it can be read: predictions ask for it often, and files are slow."""
     with contextlib.suppress(UserError):
-        framework = find_framework(name)
-        return frozenset(canonical_name(knob.name) for knob in framework.all_knobs) if framework else frozenset()
-    return frozenset()
-
-
-@lru_cache(maxsize=64)
-def _find_behaviour(name: str, roots: tuple[Path, ...]) -> Behaviour:
-    """Return it for these content folders: predictions ask for it often, and files are slow to read."""
-    with contextlib.suppress(UserError):
-        framework = find_framework(name)
-        return framework.behaviour if framework is not None else Behaviour()
-    return Behaviour()
+        return find_framework(name) if name else None
+    return None
 
 
 def _read_all() -> Iterator[Framework]:
@@ -384,6 +360,12 @@ def _read(name: str) -> Framework:
     return validate_mapping(Framework, {**read_yaml(real), "name": name, "path": path, "read_from": real}, str(path))
 
 
+def _refuse_unknown(start: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise ValueError that begins with `start` if a name is not known."""
+    if unknown := sorted(set(names).difference(known)):
+        raise ValueError(f"{start} {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
+
+
 def _normalize(name: str) -> str:
     return name.strip().lower().replace("_", "-")
 
@@ -395,20 +377,24 @@ def _check_rule(entry: str | dict[str, Any]) -> None:
     if name not in RULES:
         known = ", ".join(sorted(RULES))
         raise ValueError(f"there is no rule {name!r} (docs/rules.md describes every rule); known: {known}")
-    if isinstance(entry, str):
-        entry = {"rule": name}
+    entry = {"rule": name} if isinstance(entry, str) else entry
     types = {"rule": str, "source": str, **PARAMETERS[str(name)]}
     for key, value in entry.items():
         if key not in types:
             raise ValueError(f"rule {name!r} has no parameter {key}; known: {', '.join(list(types)[1:])}")
         if type(value) is not types[key]:
             raise ValueError(f"parameter {key} of rule {name!r} must be {TYPE_WORDS[types[key]]}, not {value!r}")
-    if name == "implies":
-        _check_implies(entry)
+    if name in _NEEDED and not all(entry.get(key) for key in _NEEDED[name][0]):
+        raise ValueError(f"rule {name!r} needs {_NEEDED[name][1]}")
     if name == "divides":
-        if not entry.get("name") or not entry.get("knobs") or "number" not in entry:
-            raise ValueError("rule 'divides' needs `name`, `knobs: [knob, ...]` and `number`")
         check_number(entry["number"])
+
+
+_NEEDED = {
+    "implies": (("name", "when", "then"), "`name`, `when: {knob: value}` and `then: {knob: value}`"),
+    "divides": (("name", "knobs", "number"), "`name`, `knobs: [knob, ...]` and `number`"),
+}
+"""Rule -> its parameters that a framework file must give, and how."""
 
 
 TYPE_WORDS = {
@@ -418,8 +404,3 @@ TYPE_WORDS = {
     list: "a list",
     dict: "a mapping of knobs to values",
 }
-
-
-def _check_implies(entry: Mapping[str, Any]) -> None:
-    if not entry.get("name") or not entry.get("when") or not entry.get("then"):
-        raise ValueError("rule 'implies' needs `name`, `when: {knob: value}` and `then: {knob: value}`")

@@ -43,12 +43,18 @@ def parse_assignments(assigned: str | Mapping[str, Value], knobs: Sequence[Knob]
 
 def parse_knob(text: str) -> KnobDeclaration:
     """A knob with its choices from `NAME=CHOICE,CHOICE`; raises UserError if it is not of that form."""
-    name, equals, values = text.partition("=")
+    name, texts = _split_values(text, _NAME, "a knob is written NAME=CHOICE,CHOICE (for example tp=1,2,4)")
+    return KnobDeclaration(name=name, choices=tuple(map(read_value, texts)))
+
+
+def _split_values(text: str, form: re.Pattern[str], how: str) -> tuple[str, list[str]]:
+    """The knob and the values of `NAME=VALUE,VALUE`; UserError that says `how` if it is not of that form."""
+    name, _, given = text.partition("=")
     name = SHORT.get(name.strip(), name.strip())
-    choices = tuple(read_value(value.strip().strip("\"'")) for value in values.split(",") if value.strip())
-    if not equals or not _NAME.match(name) or not choices:
-        raise UserError(f"a knob is written NAME=CHOICE,CHOICE (for example tp=1,2,4), not {one_line(text, 80)!r}")
-    return KnobDeclaration(name=name, choices=choices)
+    values = [value.strip().strip("\"'") for value in given.split(",") if value.strip()]
+    if not form.match(name) or not values:
+        raise UserError(f"{how}, not {one_line(text, 80)!r}")
+    return name, values
 
 
 def parse_knobs(texts: Sequence[str]) -> tuple[KnobDeclaration, ...]:
@@ -67,11 +73,7 @@ def parse_wanted(texts: Sequence[str]) -> dict[str, tuple[Value, ...]]:
     """
     wanted: dict[str, tuple[Value, ...]] = {}
     for text in texts:
-        name, equals, values = text.partition("=")
-        name = SHORT.get(name.strip(), name.strip())
-        given = tuple(value.strip().strip("\"'") for value in values.split(",") if value.strip())
-        if not equals or not _OPENED.match(name) or not given:
-            raise UserError(f"write NAME=VALUE,VALUE (for example threads=2,4), not {one_line(text, 80)!r}")
+        name, given = _split_values(text, _OPENED, "write NAME=VALUE,VALUE (for example threads=2,4)")
         wanted[name] = (*wanted.get(name, ()), *given)
     return wanted
 

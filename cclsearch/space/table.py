@@ -96,9 +96,10 @@ class Space:
 
     def config(self, row: int) -> Config:
         """The configuration in that row."""
-        return Config(
-            {knob.name: knob.choices[code] for knob, code in zip(self.knobs, self.codes_NK[row], strict=True)}
-        )
+        return self._read_codes(self.codes_NK[row])
+
+    def _read_codes(self, codes_K: NDArray[np.int16]) -> Config:
+        return Config({knob.name: knob.choices[code] for knob, code in zip(self.knobs, codes_K, strict=True)})
 
     def row(self, config: Mapping[str, Value]) -> int | None:
         """Row of this configuration; None if it is not in the space (unknown knob or value, or a violated rule).
@@ -180,8 +181,7 @@ class Space:
 
     def masked_config(self, row: int) -> Config:
         """The configuration in that row with one value for each knob without effect: equal runs have equal ones."""
-        codes_K = self.masked_NK[row]
-        return Config({knob.name: knob.choices[code] for knob, code in zip(self.knobs, codes_K, strict=True)})
+        return self._read_codes(self.masked_NK[row])
 
     def is_idle_N(self, column: int) -> NDArray[np.bool_]:
         """(N,) whether the knob of that column changes nothing in each row, at any value."""
