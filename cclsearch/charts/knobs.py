@@ -15,7 +15,7 @@ MAX_LINES = 300
 """Lines in parallel coordinates: the best ones."""
 
 
-HALO = {"stroke": "$paper", "strokeWidth": 3, "strokeJoin": "round"}
+HALO: Row = {"stroke": "$paper", "strokeWidth": 3, "strokeJoin": "round"}
 """Border of a text over marks, which is drawn again without it."""
 
 
@@ -77,7 +77,7 @@ def draw_parallel(points: Sequence[TrialPoint], axis: Axis) -> Chart | None:
     label = {"x": x, "y": y, "text": {"field": "label"}}
     head = {"x": x, "y": {"value": -10}, "text": {"field": "head"}}
     is_narrow = f"width / {len(knobs) + 1} < 90"
-    slant = {"angle": {"expr": f"{is_narrow} ? -24 : 0"}, "align": {"expr": f"{is_narrow} ? 'left' : 'center'"}}
+    slant: Row = {"angle": {"expr": f"{is_narrow} ? -24 : 0"}, "align": {"expr": f"{is_narrow} ? 'left' : 'center'"}}
     layers = [
         layer("rule", {"x": x}, heads, color="$grid"),
         layer("line", lines, opacity=0.8, cursor="pointer") | {"params": [{"name": "pointed", "select": select}]},

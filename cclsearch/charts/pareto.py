@@ -89,7 +89,7 @@ def draw_front(
     kind = category("kind", legend={"title": None})
     look = {name: {**kind, "scale": {"domain": kinds, "range": given}} for name, given in looks.items()}
     layers.append(layer("point", {"x": x, "y": y, "tooltip": tooltip, **look}, filled=True, size=80, cursor="pointer"))
-    beside = {"dx": 10, "dy": -9, "align": "left", "fontSize": 11, "color": "$muted"}
+    beside: Row = {"dx": 10, "dy": -9, "align": "left", "fontSize": 11, "color": "$muted"}
     names = layer("text", {"x": x, "y": y, "text": {"field": "trial"}}, **beside)
     layers.append(names | {"transform": [{"filter": "datum.kind !== 'dominated'"}]})
     rows = [_row(point, labels[point.name], axes) for point in points]
@@ -161,7 +161,7 @@ def draw_hypervolume(growth: Sequence[float]) -> Chart | None:
     share = number("share", title="share of the final hypervolume", axis={"format": "%"})
     place = {"x": {**TRIAL, "title": "trials"}, "y": share}
     is_late = reached > len(growth) / 2
-    beside = {"align": "right", "dx": -10, "dy": -4} if is_late else {"align": "left", "dx": 10, "dy": 16}
+    beside: Row = {"align": "right", "dx": -10, "dy": -4} if is_late else {"align": "left", "dx": 10, "dy": 16}
     named: list[Row] = [{"trial": reached, "share": growth[reached - 1], "words": f"95% after {reached} trials"}]
     layers = [
         layer("line", place, interpolate="step-after", strokeWidth=2),

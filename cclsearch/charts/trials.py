@@ -129,10 +129,10 @@ def draw_history(
         layers.append(layer("rule", {"x": x, **band}, spreads, color="$muted", strokeWidth=1.2))
     so_far = best_so_far(points, axis, last=last)
     if so_far:
-        line = {"interpolate": "step-after", "color": "$green", "strokeWidth": 2}
+        line: Row = {"interpolate": "step-after", "color": "$green", "strokeWidth": 2}
         layers.append(layer("line", {"x": x, "y": y}, so_far, **line))
     marks = {"x": x, "y": y, "size": SIZE, "tooltip": _tips(axis), **_kind_channels(points)}
-    drawn = {"filled": True, "opacity": 0.95, "cursor": "pointer"}
+    drawn: Row = {"filled": True, "opacity": 0.95, "cursor": "pointer"}
     layers.append(layer("point", marks, **drawn) | {"params": [ZOOM]})
     failed = [_row_of(point) for point in points if point.value is None]
     if failed:
@@ -174,7 +174,7 @@ def draw_strip(points: Sequence[TrialPoint]) -> Chart | None:
     cells = {"x": x, "y": y, "tooltip": tips(trial="trial", knob="knob", value="value")}
     ink = {"condition": {"test": "datum.dark", "value": "$paper"}, "value": "$ink"}
     room = f"width / {len(points)}"
-    fit = {"limit": {"expr": f"{room} - 3"}, "opacity": {"expr": f"{room} < 20 ? 0 : 1"}}
+    fit: Row = {"limit": {"expr": f"{room} - 3"}, "opacity": {"expr": f"{room} < 20 ? 0 : 1"}}
     layers = [
         layer("rect", {**cells, "color": shade}, stroke="$paper", strokeWidth=1.5, cursor="pointer"),
         layer("text", {**cells, "text": {"field": "value"}, "color": ink}, fontSize=11, **fit),
