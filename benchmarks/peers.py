@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from cclsearch.cli import bench
-from cclsearch.cli.arguments import add_arguments, read_command
+from cclsearch.cli import bench, read_command
+from cclsearch.cli.arguments import add_arguments
 from cclsearch.core.errors import UserError
 from cclsearch.plugins import PROPOSERS
 from cclsearch.propose.base import Proposal, Proposer, ProposerContext, ProposerRole, SearchView

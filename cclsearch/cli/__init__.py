@@ -1,8 +1,8 @@
 """The command line. Each command is a module whose `run(args)` calls the engine, prints and returns the exit
 code, or None if it only succeeds.
 
-`arguments.yaml` declares its arguments. The module is imported only when the command runs, so that help and completion
-import nothing heavy.
+`arguments.yaml` declares the commands and their arguments. The module is imported only when the command runs, so that
+help and completion import nothing heavy.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import sys
+import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from cclsearch.core.errors import Notice, UserError
 from cclsearch.core.version import __version__
@@ -22,57 +26,18 @@ from cclsearch.core.version import __version__
 if TYPE_CHECKING:
     import argparse
 
-GROUPS = {
-    "search": {
-        "run": "search for the fastest configuration of a workload",
-        "resume": "continue a search that was stopped or killed",
-        "status": "progress of a search, or of all searches in the project",
-        "sweep": "one search for a whole Pareto front, scored at every weight",
-        "nightly": "several searches per night, with a deadline, compared with earlier nights",
-        "clean": "show and cancel jobs that a search left running",
-    },
-    "results": {
-        "best": "the best configuration of a search, ready to run again",
-        "show": "all facts about one trial",
-        "watch": "follow a running search from another terminal, read-only",
-        "logs": "what a trial printed, or prints while it runs",
-        "tag": "tag a run, to find it again",
-        "note": "add a note to a run or to one of its trials",
-        "report": "HTML page and charts of a run, or of several runs compared",
-        "ui": "all runs in a browser on this machine: live, compared, as a leaderboard",
-        "dashboard": "open optuna-dashboard on a run, also while it searches",
-        "pareto": "Pareto front of a sweep or of several runs, as tables and charts",
-        "admit": "which trials may be ranked, rule by rule, evaluated again from their evidence",
-        "export": "export a run as CSV, Parquet, Optuna study or CCL-Bench cards",
-    },
-    "workloads": {
-        "card": "list, show, copy or check workload cards, or write one from a model's config.json",
-        "space": "search space of a workload; which rule rejects a configuration",
-        "predict": "predicted time and memory of configurations, with their parts",
-        "accelerators": "known accelerators with their peak rates, memory, links and sources",
-        "objective": "list, show or copy objectives: what a search optimizes",
-        "recording": "check a table of your own measurements before a search uses it",
-    },
-    "traces and strategies": {
-        "score": "metrics of profiler traces, and where the time of a step goes",
-        "what-if": "step time with other links or collectives, projected from a trace",
-        "claims": "what CCL-Bench's paper claims, shown on your traces, recordings and runs",
-        "sweep-hardware": "a trace or a prediction on other clusters and accelerators, simulated",
-        "bench": "compare samplers on recorded landscapes",
-        "policy": "list, show, copy or test policy programs: what they propose for each workload",
-        "replay-turns": "repeat an LLM's decisions from the records of a run",
-    },
-    "setup": {
-        "init": "create a project folder",
-        "trust": "let the code of a project run, once you looked at it",
-        "device": "measure what this machine's device does, for a project's hardware.yaml",
-        "docs": "read or search the documentation, without a network",
-        "doctor": "what this machine offers, and how to add what is missing",
-        "launcher": "list, show or copy launcher profiles; check one on its cluster",
-        "links": "measure the links of a cluster, import or show them; order its nodes",
-        "completion": "shell completion for commands, options and names",
-    },
-}
+
+def read_command(name: str) -> dict[str, Any]:
+    """The example and the arguments of a command, from `arguments.yaml`; the parts of other commands are not parsed."""
+    with open(f"{os.path.dirname(__file__)}/arguments.yaml", encoding="utf-8") as file:
+        text = file.read()
+    parts = re.split(r"^(?=[a-z][a-z-]*:$)", text, flags=re.MULTILINE)
+    needed = "".join(part for part in parts if part.startswith(("shared:\n", f"{name}:\n")))
+    command: dict[str, Any] = yaml.load(needed, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))[name]
+    return command
+
+
+GROUPS: dict[str, dict[str, str]] = read_command("groups")
 """Group -> command -> one line of help; a command's module has its name."""
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 """Command -> one line of help."""
@@ -177,9 +142,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def make_parser(name: str) -> argparse.ArgumentParser:
     """Return the argument parser of one command."""
-    import textwrap
-
-    from cclsearch.cli.arguments import CommandParser, add_arguments, read_command
+    from cclsearch.cli.arguments import CommandParser, add_arguments
 
     summary, command = COMMANDS[name], read_command(name)
     parser = CommandParser(
@@ -191,18 +154,16 @@ def make_parser(name: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _list_group(title: str, commands: Mapping[str, str], width: int) -> list[str]:
-    return [f"{title}:", *(f"  {name:<{width}}{summary}" for name, summary in commands.items())]
-
-
 def _overview() -> str:
     width = max(map(len, COMMANDS)) + 2
-    lines = [
-        "ccl-search finds the fastest configuration for LLM training and serving on many accelerators.",
-        "",
-        "usage: ccl-search COMMAND [options]     (details: ccl-search COMMAND --help)",
-        "",
-        *(line for group, commands in GROUPS.items() for line in (*_list_group(group, commands, width), "")),
+    groups = (
+        f"{title}:\n" + "".join(f"  {name:<{width}}{summary}\n" for name, summary in commands.items())
+        for title, commands in GROUPS.items()
+    )
+    lines = (
+        "ccl-search finds the fastest configuration for LLM training and serving on many accelerators.\n",
+        "usage: ccl-search COMMAND [options]     (details: ccl-search COMMAND --help)\n",
+        *groups,
         "start with:  ccl-search run --workload wl2 --budget 15",
-    ]
+    )
     return "\n".join(lines)

@@ -81,17 +81,6 @@ TYPES: dict[str, Callable[[str], Any]] = {
 """`type` of an argument in `arguments.yaml` -> function that converts its text."""
 
 
-def read_command(name: str) -> dict[str, Any]:
-    """The example and the arguments of a command, from `arguments.yaml`; the parts of other commands are not parsed."""
-    import yaml
-
-    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    parts = re.split(r"^(?=[a-z][a-z-]*:$)", text, flags=re.MULTILINE)
-    needed = "".join(part for part in parts if part.startswith(("shared:\n", f"{name}:\n")))
-    command: dict[str, Any] = yaml.load(needed, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))[name]
-    return command
-
-
 def take(args: argparse.Namespace, *names: str) -> dict[str, Any]:
     """The values of these arguments by name, for a function or a class that calls them the same."""
     return {name: getattr(args, name) for name in names}

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cclsearch.cli import COMMANDS, completion, main, make_parser
-from cclsearch.cli.arguments import read_command
+from cclsearch.cli import COMMANDS, completion, main, make_parser, read_command
 from cclsearch.cli.completion import NAMES, SHELLS, complete_words
 from cclsearch.cli.init import check_answer
 from cclsearch.core.errors import UserError

@@ -145,7 +145,6 @@ OF_TRAINING = re.compile(
 )
 NAMES_TRAINING = {
     "export/ccl_bench.py": "names of parallel degrees in cards of CCL-Bench",
-    "cli/__init__.py": "one line of help for what-if, which reads traces of steps",
     "cli/score.py": "reference of CCL-Bench's step score",
     "cli/what_if.py": "projects the steps of a trace",
     "scoring/evidence.py": "the steps of a trace",
