@@ -25,7 +25,7 @@ from cclsearch.launch.base import Handle, Job, JobState, JobStatus, write_model
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.ownership import find_attempt_files
 from cclsearch.launch.profile import LAUNCHERS, Profile
-from cclsearch.launch.slurm.commands import QueueRow, SlurmError, ask_slurm, cancel_jobs, run_slurm, step_environment
+from cclsearch.launch.slurm.commands import ListedJob, SlurmError, ask_slurm, cancel_jobs, run_slurm, step_environment
 from cclsearch.launch.slurm.ending import ENDED_STATES, read_ending
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
@@ -107,7 +107,7 @@ class AllocationLauncher(SlurmLauncher):
             )
         return run_slurm(["scontrol", "show", "hostnames", row.nodes]).split()
 
-    def _query_allocation(self) -> QueueRow | None:
+    def _query_allocation(self) -> ListedJob | None:
         """Return the allocation's row of the queue, at most `poll_s` seconds old; None if Slurm does not list it."""
         queue = self._watcher.queue
         if queue.refresh() or queue.queried_at:
@@ -269,7 +269,7 @@ class AllocationLauncher(SlurmLauncher):
             return JobStatus.failed(FailureKind.ALLOCATION_ENDED, message, Stage.SUBMIT)
         return self._watcher.conclude(spec, ending, failed_result=failed_result)
 
-    def _find_row(self, spec: JobSpec, allocation: str) -> QueueRow | None:
+    def _find_row(self, spec: JobSpec, allocation: str) -> ListedJob | None:
         """Return the row of the allocation of a step; None also if another job has its number now."""
         launched, row = StepRecord.read(spec.folder / LAUNCHED_FILE), self._watcher.queue.row_by_number(allocation)
         is_other = launched is not None and row is not None and launched.submitted not in ("", row.submitted)

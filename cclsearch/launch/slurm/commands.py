@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import public_environment
@@ -122,41 +121,9 @@ class SlurmRefusal(SlurmError):
     """Slurm answered with an error."""
 
 
-class ListedJob(Protocol):
-    """A job in the output of squeue, sacct or scontrol: the fields that identify it."""
-
-    @property
-    def job_id(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def folder(self) -> str: ...
-    @property
-    def submitted(self) -> str: ...
-    @property
-    def cluster(self) -> str: ...
-
-
 @dataclass(frozen=True)
-class QueueRow:
-    """One line of squeue. `left_s` is None if the job has no time limit or is not running."""
-
-    job_id: str
-    state: str
-    reason: str
-    left_s: float | None
-    nodes: str
-    submitted: str
-    folder: str
-    comment: str
-    name: str
-    cluster: str = ""
-    """Only if squeue was asked for several clusters (`SLURM_CLUSTERS`)."""
-
-
-@dataclass(frozen=True)
-class AccountRow:
-    """A job in sacct: its own line and the states of its steps."""
+class ListedJob:
+    """A job in the output of squeue, sacct or scontrol; what a command does not say is empty."""
 
     job_id: str
     state: str
@@ -164,8 +131,16 @@ class AccountRow:
     name: str = ""
     submitted: str = ""
     folder: str = ""
-    step_states: tuple[str, ...] = ()
     cluster: str = ""
+    """Only if squeue was asked for several clusters (`SLURM_CLUSTERS`)."""
+    reason: str = ""
+    comment: str = ""
+    left_s: float | None = None
+    """Seconds until its time limit; None if it has none, or is not running."""
+    step_states: tuple[str, ...] = ()
+    # If the signal kills the trial, the state is FAILED, not PREEMPTED.
+    preempted: bool = False
+    """Whether Slurm has started to preempt it."""
 
 
 def clean_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -235,7 +210,7 @@ def ask_slurm(command: Sequence[str], *, timeout_s: float = 30.0) -> str | None:
         return None
 
 
-def read_queue(*, timeout_s: float = 60.0) -> list[QueueRow]:
+def read_queue(*, timeout_s: float = 60.0) -> list[ListedJob]:
     """Return all jobs of this user that the controller lists, including those that ended minutes ago: one query."""
     text = run_slurm(
         [
@@ -246,9 +221,11 @@ def read_queue(*, timeout_s: float = 60.0) -> list[QueueRow]:
     )
     rows, cluster = [], ""
     for line in text.splitlines():
-        row = _parse_row(line)
-        if row is not None:
-            rows += [replace(row, job_id=job_id, cluster=cluster) for job_id in expand_ids(row.job_id)]
+        parts = line.split(SEPARATOR, len(QUEUE_FIELDS) - 1)
+        if len(parts) == len(QUEUE_FIELDS):
+            ids, state, reason, left, nodes, submitted, folder, comment, name = parts
+            own = (state, nodes, name, submitted, folder, cluster, reason, comment, parse_duration(left))
+            rows += [ListedJob(job_id, *own) for job_id in expand_ids(ids)]
         elif line.startswith("CLUSTER: "):
             cluster = line.removeprefix("CLUSTER: ").strip()
     return rows
@@ -286,14 +263,6 @@ def array_of(job_id: str) -> str:
     return job_id.partition("_")[0]
 
 
-def _parse_row(line: str) -> QueueRow | None:
-    parts = line.split(SEPARATOR, len(QUEUE_FIELDS) - 1)
-    if len(parts) < len(QUEUE_FIELDS):
-        return None
-    job_id, state, reason, left, nodes, submitted, folder, comment, name = parts
-    return QueueRow(job_id, state, reason, parse_duration(left), nodes, submitted, folder, comment, name)
-
-
 def parse_duration(text: str) -> float | None:
     """Return the seconds of `D-HH:MM:SS`, `HH:MM:SS`, `MM:SS`; None for `UNLIMITED`, `INVALID`, `NOT_SET`."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
@@ -303,12 +272,12 @@ def parse_duration(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def read_accounts(job_ids: Sequence[str]) -> list[AccountRow]:
+def read_accounts(job_ids: Sequence[str]) -> list[ListedJob]:
     """Return the accounting's rows of these numbers, also of other jobs that had them, oldest first.
 
     Empty if the cluster has no accounting, or if accounting does not answer.
     """
-    rows: list[AccountRow] = []
+    rows: list[ListedJob] = []
     for chunk in _chunks(sorted({array_of(job) for job in job_ids})):
         fields = ("--parsable2", f"--delimiter={SEPARATOR}", "--noheader", "--duplicates")
         text = ask_slurm(["sacct", *fields, f"--format={','.join(ACCOUNT_FIELDS)}", f"--jobs={','.join(chunk)}"])
@@ -317,28 +286,13 @@ def read_accounts(job_ids: Sequence[str]) -> list[AccountRow]:
         for line in text.splitlines():
             job, state, nodes, name, submitted, folder = [*line.split(SEPARATOR), *[""] * 6][:6]
             if "." not in job:
-                rows.append(AccountRow(job, state, nodes, name, submitted, folder))
+                rows.append(ListedJob(job, state, nodes, name, submitted, folder))
             elif rows and rows[-1].job_id == job.split(".")[0]:  # a job's steps follow its own line
                 rows[-1] = replace(rows[-1], step_states=(*rows[-1].step_states, state))
     return rows
 
 
-@dataclass(frozen=True)
-class ControllerRecord:
-    """The controller's record of one job: fields beside the job's line in the queue."""
-
-    job_id: str
-    state: str
-    # If the signal kills the trial, the state is FAILED, not PREEMPTED.
-    preempted: bool
-    """Whether Slurm has started to preempt it."""
-    name: str = ""
-    submitted: str = ""
-    folder: str = ""
-    cluster: str = ""
-
-
-def query_job(job_id: str) -> ControllerRecord | None:
+def query_job(job_id: str) -> ListedJob | None:
     """Return one job by `scontrol show job`; None if the controller no longer lists it or does not answer."""
     shown = ask_slurm(["scontrol", "show", "job", "--oneliner", job_id]) or ""
     fields = dict(re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", shown.partition("\n")[0]))
@@ -346,7 +300,7 @@ def query_job(job_id: str) -> ControllerRecord | None:
         return None
     preempted = re.match(r"\d", fields.get("PreemptTime", "")) is not None
     own = (fields.get(name, "") for name in ("JobName", "SubmitTime", "WorkDir"))
-    return ControllerRecord(job_id, fields["JobState"], preempted, *own)
+    return ListedJob(job_id, fields["JobState"], "", *own, preempted=preempted)
 
 
 def find_bad_nodes(nodes: str) -> list[str]:

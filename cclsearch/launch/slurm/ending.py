@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,78 +95,61 @@ def explain_infrastructure(ending: Ending, timeout_s: float, time_limit_min: int
 
     Slurm's final state takes precedence, then its daemons' log, then the node program's record.
     """
-    found = (
-        _by_state(ending)
-        or _by_memory(ending)
-        or _by_daemon_log(ending)
-        or _by_time(ending, timeout_s, time_limit_min)
-        or _by_interruption(ending)
-    )
-    return _fail(*found) if found is not None else None
+    causes = (_list_slurms_causes(ending), _list_limits(ending, timeout_s, time_limit_min), _list_outside(ending))
+    return next((_fail(kind, message) for cause in causes for kind, message in cause), None)
 
 
-def _by_state(ending: Ending) -> tuple[FailureKind, str] | None:
+def _list_slurms_causes(ending: Ending) -> Iterator[tuple[FailureKind, str]]:
     job = f"job {ending.job_id}"
     if ending.cancelled_by_us:
-        return FailureKind.CANCELLED, f"{job} was cancelled by the search"
+        yield FailureKind.CANCELLED, f"{job} was cancelled by the search"
     if ending.preempted or _is(ending, "PREEMPTED"):
-        return FailureKind.PREEMPTED, f"Slurm gave the nodes of {job} to a job of higher priority (PREEMPTED)"
+        yield FailureKind.PREEMPTED, f"Slurm gave the nodes of {job} to a job of higher priority (PREEMPTED)"
     if _is(ending, "NODE_FAIL", "BOOT_FAIL"):
-        return FailureKind.NODE_FAILED, f"a node of {job} failed ({ending.state}){_list_nodes(ending.bad_nodes)}"
+        yield FailureKind.NODE_FAILED, f"a node of {job} failed ({ending.state}){_list_nodes(ending.bad_nodes)}"
     if _is(ending, "OUT_OF_MEMORY"):
-        return FailureKind.OUT_OF_MEMORY, f"Slurm ended {job} because a node ran out of memory (OUT_OF_MEMORY)"
-    return None
-
-
-def _by_memory(ending: Ending) -> tuple[FailureKind, str] | None:
+        yield FailureKind.OUT_OF_MEMORY, f"Slurm ended {job} because a node ran out of memory (OUT_OF_MEMORY)"
     if any(state.startswith("OUT_OF_ME") for state in ending.step_states):
-        return FailureKind.OUT_OF_MEMORY, f"Slurm ended a step of job {ending.job_id} because a node ran out of memory"
-    if ending.said is not None and ending.said.kind is FailureKind.OUT_OF_MEMORY:
-        return FailureKind.OUT_OF_MEMORY, ending.said.message
+        yield FailureKind.OUT_OF_MEMORY, f"Slurm ended a step of {job} because a node ran out of memory"
+    said = ending.said
+    if said is not None and said.kind is FailureKind.OUT_OF_MEMORY:
+        yield said.kind, said.message
     killed = [report for report in ending.reports if report.oom_kills and report.exit_code in (-9, 137)]
     if killed and _is(ending, "FAILED", "COMPLETED", None):
-        return FailureKind.OUT_OF_MEMORY, f"the kernel killed a process on {killed[0].node} because memory ran out"
-    return None
+        yield FailureKind.OUT_OF_MEMORY, f"the kernel killed a process on {killed[0].node} because memory ran out"
+    if said is not None and said.kind in _ENDED_BY_SLURM:
+        yield said.kind, f"{job}{_list_nodes(ending.bad_nodes)}: {said.message}"
 
 
-def _by_daemon_log(ending: Ending) -> tuple[FailureKind, str] | None:
-    if ending.said is None or ending.said.kind not in _ENDED_BY_SLURM:
-        return None
-    return ending.said.kind, f"job {ending.job_id}{_list_nodes(ending.bad_nodes)}: {ending.said.message}"
-
-
-def _by_time(ending: Ending, timeout_s: float, time_limit_min: int) -> tuple[FailureKind, str] | None:
+def _list_limits(ending: Ending, timeout_s: float, time_limit_min: int) -> Iterator[tuple[FailureKind, str]]:
     if _is(ending, "TIMEOUT", "DEADLINE"):
-        return FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit of {time_limit_min} min"
+        yield FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit of {time_limit_min} min"
     if ending.end is not None and ending.end.reason == "timeout":
-        return FailureKind.TIMEOUT, f"no result after {timeout_s:.0f} s, the trial's time limit"
-    return None
+        yield FailureKind.TIMEOUT, f"no result after {timeout_s:.0f} s, the trial's time limit"
 
 
-def _by_interruption(ending: Ending) -> tuple[FailureKind, str] | None:
-    """Causes outside the trial: cancelled by someone, a node was lost, a step never started."""
+def _list_outside(ending: Ending) -> Iterator[tuple[FailureKind, str]]:
+    """Yield causes outside the trial: cancelled by someone, a node was lost, a step never started."""
+    job, end = f"job {ending.job_id}", ending.end
     if _is(ending, "CANCELLED", "REVOKED"):
         who = re.search(r"by (\S+)", ending.state or "")
         by = f" by user {who.group(1)}" if who else ""
-        return FailureKind.CANCELLED, f"job {ending.job_id} was cancelled{by}, not by the search"
+        yield FailureKind.CANCELLED, f"{job} was cancelled{by}, not by the search"
     if ending.bad_nodes:
-        return FailureKind.NODE_FAILED, f"nodes of job {ending.job_id} were lost{_list_nodes(ending.bad_nodes)}"
-    unlaunched = next((f"{r.unlaunched} (on {r.node})" for r in ending.reports if r.unlaunched), None)
-    if unlaunched is None and ending.end is not None and ending.end.reason == "unlaunched":
-        unlaunched = one_line(ending.batch_log, 300)
-    if unlaunched is not None:
-        return FailureKind.LAUNCHER, unlaunched
+        yield FailureKind.NODE_FAILED, f"nodes of {job} were lost{_list_nodes(ending.bad_nodes)}"
+    yield from ((FailureKind.LAUNCHER, f"{r.unlaunched} (on {r.node})") for r in ending.reports if r.unlaunched)
+    if end is not None and end.reason == "unlaunched":
+        yield FailureKind.LAUNCHER, one_line(ending.batch_log, 300)
     if ending.said is not None and ending.said.kind is FailureKind.LAUNCHER:
-        return FailureKind.LAUNCHER, ending.said.message
-    if ending.end is not None and (ending.end.signal or _was_signaled(ending)):
-        name = ending.end.signal or "SIGTERM"
-        return FailureKind.CANCELLED, f"job {ending.job_id} got {name} from outside; Slurm does not say who sent it"
+        yield FailureKind.LAUNCHER, ending.said.message
+    if end is not None and (end.signal or _was_signaled(ending)):
+        name = end.signal or "SIGTERM"
+        yield FailureKind.CANCELLED, f"{job} got {name} from outside; Slurm does not say who sent it"
     if not ending.started:
         log = one_line(ending.batch_log.strip() or "it left no output", 300)
-        return FailureKind.LAUNCHER, f"job {ending.job_id} ({ending.state or 'not listed'}) never started: {log}"
-    if ending.end is None and ending.state is None:
-        return FailureKind.LAUNCHER, f"job {ending.job_id} disappeared; neither its files nor Slurm say why"
-    return None
+        yield FailureKind.LAUNCHER, f"{job} ({ending.state or 'not listed'}) never started: {log}"
+    if end is None and ending.state is None:
+        yield FailureKind.LAUNCHER, f"{job} disappeared; neither its files nor Slurm say why"
 
 
 def _was_signaled(ending: Ending) -> bool:

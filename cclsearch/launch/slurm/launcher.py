@@ -17,7 +17,7 @@ from cclsearch.core.values import FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, refuse_places
 from cclsearch.launch.collect import changed_record, explain_record
 from cclsearch.launch.ownership import find_attempt_files, is_own
-from cclsearch.launch.slurm.commands import QueueRow, SlurmError, SlurmUnavailable, read_queue, require_command
+from cclsearch.launch.slurm.commands import ListedJob, SlurmError, SlurmUnavailable, read_queue, require_command
 from cclsearch.launch.slurm.job_files import (
     CANCELLED_FILE,
     JOBS_FILE,
@@ -239,7 +239,7 @@ class SlurmLauncher:
         """Whether the folder belongs to this run: another project may have a run of the same name."""
         return self.run_dir is None or folder.resolve().is_relative_to(self.run_dir.resolve())
 
-    def _read_queue_with_retry(self) -> list[QueueRow]:
+    def _read_queue_with_retry(self) -> list[ListedJob]:
         deadline, pause = time.monotonic() + FIND_TIMEOUT_S, 1.0
         while True:
             try:
@@ -253,7 +253,7 @@ class SlurmLauncher:
             pause = min(pause * 2, 20.0)
 
 
-def _folders_in_queue(rows: Sequence[QueueRow], run_id: str) -> Iterator[Path]:
+def _folders_in_queue(rows: Sequence[ListedJob], run_id: str) -> Iterator[Path]:
     """Yield attempt folders of the run's jobs in the queue, found by job name, comment or working directory."""
     for folder in dict.fromkeys(row.folder for row in rows if _may_be_of(row, run_id)):
         jobs = JobList.read(Path(folder) / JOBS_FILE)
@@ -261,7 +261,7 @@ def _folders_in_queue(rows: Sequence[QueueRow], run_id: str) -> Iterator[Path]:
             yield from (path.parent for path in jobs.jobs)
 
 
-def _may_be_of(row: QueueRow, run_id: str) -> bool:
+def _may_be_of(row: ListedJob, run_id: str) -> bool:
     return row.name.startswith(f"{run_id}-") or f"run={run_id} " in f"{row.comment} " or "/submission-" in row.folder
 
 

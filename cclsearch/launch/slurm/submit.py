@@ -27,7 +27,7 @@ from cclsearch.launch.base import write_model
 from cclsearch.launch.ownership import run_folder_of
 from cclsearch.launch.slurm.commands import (
     SITE_DEFAULTS,
-    QueueRow,
+    ListedJob,
     Reaction,
     SlurmError,
     SlurmRefusal,
@@ -100,7 +100,7 @@ class Submitter:
                 cancel_jobs([self.ids[spec.folder] for spec in done])
             raise
 
-    def resolve(self, folder: Path, rows: Sequence[QueueRow] | None = None) -> str | None:
+    def resolve(self, folder: Path, rows: Sequence[ListedJob] | None = None) -> str | None:
         """Return the job id of the attempt in that folder; None if it was never submitted.
 
         Raises `Unresolved` if Slurm does not answer now.
@@ -222,7 +222,7 @@ def overridden_defaults(settings: SlurmSettings) -> list[str]:
     return [name for setting, name in SITE_DEFAULTS.items() if getattr(settings, setting)]
 
 
-def _find_in_queue(submission: Submission, rows: Sequence[QueueRow] | None) -> str | None:
+def _find_in_queue(submission: Submission, rows: Sequence[ListedJob] | None) -> str | None:
     """Return the job id by the submission's folder, which is the job's working directory."""
     # An array that was cancelled before any of its tasks started is listed as one job without task numbers.
     try:

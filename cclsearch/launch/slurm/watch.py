@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from cclsearch.core.processes import boot_clock_s
 from cclsearch.core.text import one_line
@@ -17,9 +16,7 @@ from cclsearch.launch.base import JobState, JobStatus, write_model
 from cclsearch.launch.collect import AT_FAULT
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.slurm.commands import (
-    AccountRow,
     ListedJob,
-    QueueRow,
     SlurmError,
     SlurmUnavailable,
     array_of,
@@ -69,7 +66,6 @@ MAX_SINGLE_QUERIES = 20
 DEADLINE_S = 900.0
 """Seconds beyond a trial's time limit after which a job is given up if Slurm does not answer either."""
 
-Listed = TypeVar("Listed", bound=ListedJob)
 Classify = Callable[[Path, int | None], Failure | None]
 """Returns the failure that a trial's files show, given its folder and exit code."""
 
@@ -79,7 +75,7 @@ class QueueCache:
     """The user's queue as last seen; queried at most once per `poll_s` seconds however many jobs there are."""
 
     poll_s: float
-    rows: dict[str, list[QueueRow]] = field(default_factory=dict)
+    rows: dict[str, list[ListedJob]] = field(default_factory=dict)
     """Number -> the jobs listed with it: several clusters may have the same one."""
     queried_at: float = 0.0
     """Time of the last query by the boot clock; 0 before the first."""
@@ -88,11 +84,11 @@ class QueueCache:
     _last_try: float = -1e9
     _failures: int = 0
 
-    def row(self, job: JobIdentity) -> QueueRow | None:
+    def row(self, job: JobIdentity) -> ListedJob | None:
         """Return the job's row; None if it is not listed. A row of another job with its number does not count."""
         return find_row(self.rows, job)
 
-    def row_by_number(self, job_id: str) -> QueueRow | None:
+    def row_by_number(self, job_id: str) -> ListedJob | None:
         """Return the row of a number that the user gave."""
         return next(iter(self.rows.get(job_id, [])), None)
 
@@ -123,7 +119,7 @@ class Watcher:
     settings: SlurmSettings
     classify: Classify
     queue: QueueCache
-    _accounts: dict[str, AccountRow] = field(default_factory=dict)
+    _accounts: dict[str, ListedJob] = field(default_factory=dict)
     _accounts_at: float = 0.0
     _ended_since: dict[str, float] = field(default_factory=dict)
     _started_since: dict[str, float] = field(default_factory=dict)
@@ -183,7 +179,7 @@ class Watcher:
             for job in [job for job in wanted if job.job_id not in self._accounts][:MAX_SINGLE_QUERIES]:
                 record = query_job(job.job_id)
                 if record is not None and job.is_of(record):
-                    self._accounts[job.job_id] = AccountRow(job.job_id, record.state)
+                    self._accounts[job.job_id] = ListedJob(job.job_id, record.state)
 
     def _read_accounts(self, jobs: Sequence[JobIdentity]) -> None:
         """Keep the accounting's last row of each of these jobs; other jobs may have had the number before or since."""
@@ -208,7 +204,7 @@ class Watcher:
         """Return the seconds since the first call for this job: since it was first seen to have ended."""
         return time.monotonic() - self._ended_since.setdefault(job_id, time.monotonic())
 
-    def _pending(self, spec: JobSpec, row: QueueRow) -> JobStatus:
+    def _pending(self, spec: JobSpec, row: ListedJob) -> JobStatus:
         if never_starts(row.reason):
             return _give_up(row, f"job {row.job_id} can never start: Slurm's reason is {row.reason}")
         submission = Submission.read(spec.folder / SUBMISSION_FILE)
@@ -322,15 +318,15 @@ def cancel_attempts(attempts: Sequence[tuple[JobSpec, str]], *, patience_s: floa
         pause = min(pause * 1.5, 3.0)
 
 
-def index_rows(rows: Iterable[Listed]) -> dict[str, list[Listed]]:
+def index_rows(rows: Iterable[ListedJob]) -> dict[str, list[ListedJob]]:
     """Return the jobs that are listed with each number."""
-    found: dict[str, list[Listed]] = {}
+    found: dict[str, list[ListedJob]] = {}
     for row in rows:
         found.setdefault(row.job_id, []).append(row)
     return found
 
 
-def find_row(rows: Mapping[str, list[Listed]], job: JobIdentity) -> Listed | None:
+def find_row(rows: Mapping[str, list[ListedJob]], job: JobIdentity) -> ListedJob | None:
     """Return the job's last row, or its array's if the task is not listed by itself; None if there is none."""
     for number in dict.fromkeys((job.job_id, array_of(job.job_id))):
         for row in reversed(rows.get(number, [])):
@@ -353,7 +349,7 @@ def _may_be(state: str | None, *states: str) -> bool:
     return state is None or state.startswith(states)
 
 
-def _give_up(row: QueueRow, message: str) -> JobStatus:
+def _give_up(row: ListedJob, message: str) -> JobStatus:
     with contextlib.suppress(SlurmError):
         cancel_jobs([row.job_id], cluster=row.cluster)
     return JobStatus.failed(FailureKind.LAUNCHER, message, Stage.SUBMIT)
