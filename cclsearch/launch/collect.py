@@ -17,7 +17,6 @@ from cclsearch.core.job_file import (
     RESULT_BYTES,
     JobFileError,
     has_job_file,
-    read_job_bytes,
     read_job_json,
     read_job_text,
     read_tail,
@@ -36,9 +35,10 @@ from cclsearch.launch.contract import (
     TrialEnd,
 )
 from cclsearch.launch.fault_rules import project_rules, shipped_rules
-from cclsearch.launch.log_reader import LogFault, read_log, read_logs
+from cclsearch.launch.log_reader import LogFault, read_logs
 
 Result = TypeVar("Result", bound=TrialEnd)
+Record = TypeVar("Record", bound=Model)
 
 EXIT_FILE = "exit_code"
 """Exit code of the run script as a shell saw it (128 + n after signal n), if the launcher writes one."""
@@ -125,26 +125,23 @@ def read_fault(trial_dir: Path) -> tuple[LogFault, Path] | None:
 
 def explain_record(path: Path, model: type[Model]) -> str:
     """Return why a launcher's record in a trial's folder cannot be used; empty if it can, or if there is none."""
+    found = _read_record(path, model)
+    return found if isinstance(found, str) and has_job_file(path) else ""
+
+
+def _read_record(path: Path, model: type[Record]) -> Record | str:
+    """Return the content of a file; if it is none of that model, why."""
     try:
-        model.model_validate_json(read_job_bytes(path, RESULT_BYTES))
-    except FileNotFoundError:
-        return ""
+        return model.model_validate(read_job_json(path, RESULT_BYTES))
     except ValidationError as error:
         return f"{path.name}: {_explain_violation(error)}"
     except (OSError, JobFileError) as error:
         return str(error)
-    return ""
 
 
 def changed_record(problem: str) -> JobStatus:
     """Return the failure of a job that has written over its own record, which is unusable now."""
     return JobStatus.failed(FailureKind.CRASHED, f"the trial changed its own record: {one_line(problem, 300)}")
-
-
-def classify_log(text: str) -> Failure | None:
-    """Return the root failure in a log, with its rank if lines name it; None if there is none."""
-    fault = read_log(text)
-    return None if fault is None else Failure(stage=Stage.RUN, kind=fault.kind, message=fault.message, rank=fault.rank)
 
 
 def classify_text(text: str) -> FailureKind:
@@ -211,12 +208,8 @@ def _read_rank_failure(trial_dir: Path) -> tuple[Failure | None, str]:
     """
     records, unread = [], ""
     for path in sorted(islice((trial_dir / FAILURES_FOLDER).glob("*.json"), _MAX_FAILURES)):
-        try:
-            found = _RankFailure.model_validate(read_job_json(path))
-        except ValidationError as error:
-            unread = f"{path.name}: {_explain_violation(error)}"
-        except (OSError, JobFileError) as error:
-            unread = str(error)
+        if isinstance(found := _read_record(path, _RankFailure), str):
+            unread = found
         else:
             failure = _own_failure(Stage.RUN, found.kind, found.message, found.rank)
             records.append((found.kind is FailureKind.COMMUNICATION, found.time_ns, failure))

@@ -92,13 +92,11 @@ class _Stream:
     """The last exception and the lines after it, while they may belong to it."""
     kept: _Found | None = None
     """The failure of that exception, if it is the first of its level."""
-    pending: tuple[int, dict[str, str]] | None = None
-    """Line and labels of an exception whose message is on the next line."""
     is_summary: bool = False
 
     @property
     def is_open(self) -> bool:
-        return self.indent is not None or bool(self.head) or self.pending is not None
+        return self.indent is not None or bool(self.head)
 
 
 class LogReader:
@@ -140,8 +138,6 @@ class LogReader:
 
     def conclude(self) -> LogFault | None:
         """Return the root failure of all lines; None if there is none."""
-        for stream in self.streams.values():
-            self._resolve(stream, "")
         if not self._best:
             return None
         best = self._best[min(self._best)]
@@ -160,9 +156,6 @@ class LogReader:
 
     def _take(self, stream: _Stream, labels: dict[str, str], text: str, cues: list[str]) -> None:
         body = text.strip()
-        below = f" {body}" if text[:1].isspace() or body.startswith("-- ") else ""
-        if stream.pending is not None and body and self._resolve(stream, below):
-            return
         if _TRACEBACK in body:
             stream.indent, stream.head = len(text) - len(text.lstrip()), []
             return
@@ -192,27 +185,11 @@ class LogReader:
             self._take_line(stream, labels, body, cues)
 
     def _take_exception(self, stream: _Stream, labels: dict[str, str], body: str) -> None:
-        stream.head = [body[:MAX_MESSAGE]]
-        if body.endswith(":") and self.rules.classify(body) is None:
-            stream.pending = (self._line, labels)
-            return
-        self._keep_exception(stream, self._line, labels, body)
-
-    def _keep_exception(self, stream: _Stream, line: int, labels: dict[str, str], body: str) -> None:
         fault = self.rules.classify(body) or CLASSES["exception"]
         if stream.is_chained and fault.level > 2:  # an earlier exception in the chain is the cause
             fault = CLASSES["report"]
-        stream.is_chained = False
-        stream.kept = self._keep(fault, line, labels, body)
-
-    def _resolve(self, stream: _Stream, below: str) -> bool:
-        """Keep the exception that waits for its message; return whether the next line is the message."""
-        if stream.pending is not None:
-            (line, labels), stream.pending = stream.pending, None
-            stream.head[-1] += below
-            self._keep_exception(stream, line, labels, stream.head[-1])
-            return bool(below)
-        return False
+        stream.head, stream.is_chained = [body[:MAX_MESSAGE]], False
+        stream.kept = self._keep(fault, self._line, labels, body)
 
     def _take_line(self, stream: _Stream, labels: dict[str, str], body: str, cues: list[str]) -> None:
         """Take a line that is not an exception: a native message, a report, or a part of the last message."""
@@ -223,7 +200,7 @@ class LogReader:
         if stream.is_summary:
             self.reported = self.rules.locate(body) | self.reported
         elif stream.kept is not None and stream.head and (_MORE.match(body) or stream.head[-1].endswith(":")):
-            stream.kept.message += f" {body[:400]}"
+            self._extend(stream.kept, body[:400])
         fault = self.rules.classify(body, cues) if cues else None
         whole = body
         if stream.head:
@@ -242,30 +219,34 @@ class LogReader:
         if fault is not None:
             self._keep(fault, self._line, labels, whole if fault.level < 3 else body)
 
+    def _extend(self, found: _Found, more: str) -> None:
+        """Add a line to the message of an exception, which may show what an exception without a message means."""
+        found.message += f" {more}"
+        if found.fault.name == "exception" and (fault := self.rules.classify(found.message)) is not None:
+            if self._best.get(found.fault.level) is found:
+                del self._best[found.fault.level]
+            self._keep(fault, found.line, found.labels, found.message)
+
     def _keep(self, fault: FaultClass, line: int, labels: dict[str, str], message: str) -> _Found | None:
         """Keep the first failure of each level, and return it; a later one of the level may name its rank or node."""
         if fault.name == "ignored":
             return None
-        first = self._best.get(fault.level)
-        if first is not None and first.fault is fault and _WRAPS.match(first.message):
-            first = None
-        if fault.name in _REPORTS and len(self._nodes) < MAX_STREAMS:
-            named = self.rules.locate(message)
-            if "node" in named:
-                self._nodes |= {(name, named[name]): named["node"] for name in ("rank", "task") if name in named}
-        if first is not None and (first.labels or first.fault is not fault or fault.level > 2) and self.reported:
-            return None
         found = _Found(fault, message[: 4 * MAX_MESSAGE], line, labels, self.rules.locate(message))
-        if fault.name in _REPORTS and not self.reported:
+        if fault.name in _REPORTS:
             known = found.named | labels
-            self.reported = {name: known[name] for name in _REPORTED_LABELS if name in known}
-        if first is None:
-            self._best[fault.level] = found
-        elif first.fault is fault and not first.labels and not first.named and fault.level < 3:
-            first.labels, first.named = found.labels, found.named
-        if fault.ends_job and self._ended is None:
-            self._ended = found
-        return found if first is None else None
+            self.reported = self.reported or {name: known[name] for name in _REPORTED_LABELS if name in known}
+            if "node" in found.named and len(self._nodes) < MAX_STREAMS:
+                ranks = ((name, found.named[name]) for name in ("rank", "task") if name in found.named)
+                self._nodes |= dict.fromkeys(ranks, found.named["node"])
+        if fault.ends_job:
+            self._ended = self._ended or found
+        first = self._best.setdefault(fault.level, found)
+        if first is not found and first.fault is fault:
+            if _WRAPS.match(first.message):
+                first = self._best[fault.level] = found
+            elif not first.labels and not first.named and fault.level < 3:
+                first.labels, first.named = found.labels, found.named
+        return found if first is found else None
 
 
 def read_log(text: str, rules: FaultRules | None = None) -> LogFault | None:

@@ -8,7 +8,8 @@ import math
 import pytest
 
 from cclsearch.core.values import FailureKind
-from cclsearch.launch.collect import classify_log, collect_result
+from cclsearch.launch.collect import collect_result
+from cclsearch.launch.log_reader import read_log
 from cclsearch.tasks.training.contract import TrainingResult
 
 CUDA_OOM = """\
@@ -72,13 +73,13 @@ LOGS: list[tuple[str, FailureKind, int | None, str]] = [
 
 @pytest.mark.parametrize(("log", "kind", "rank", "words"), LOGS)
 def test_the_root_failure_is_found_in_logs(log, kind, rank, words):
-    failure = classify_log(log)
+    failure = read_log(log)
     assert (failure.kind, failure.rank) == (kind, rank)
     assert words in failure.message
 
 
 def test_a_log_without_exception_has_no_failure():
-    assert classify_log("step 1 loss 4.2\nINFO: no Error here at all\n") is None
+    assert read_log("step 1 loss 4.2\nINFO: no Error here at all\n") is None
 
 
 def test_the_first_rank_that_failed_by_itself_counts(tmp_path):

@@ -95,11 +95,11 @@ def explain_infrastructure(ending: Ending, timeout_s: float, time_limit_min: int
 
     Slurm's final state takes precedence, then its daemons' log, then the node program's record.
     """
-    causes = (_list_slurms_causes(ending), _list_limits(ending, timeout_s, time_limit_min), _list_outside(ending))
+    causes = (_list_slurms_causes(ending, timeout_s, time_limit_min), _list_outside(ending))
     return next((_fail(kind, message) for cause in causes for kind, message in cause), None)
 
 
-def _list_slurms_causes(ending: Ending) -> Iterator[tuple[FailureKind, str]]:
+def _list_slurms_causes(ending: Ending, timeout_s: float, time_limit_min: int) -> Iterator[tuple[FailureKind, str]]:
     job = f"job {ending.job_id}"
     if ending.cancelled_by_us:
         yield FailureKind.CANCELLED, f"{job} was cancelled by the search"
@@ -119,11 +119,8 @@ def _list_slurms_causes(ending: Ending) -> Iterator[tuple[FailureKind, str]]:
         yield FailureKind.OUT_OF_MEMORY, f"the kernel killed a process on {killed[0].node} because memory ran out"
     if said is not None and said.kind in _ENDED_BY_SLURM:
         yield said.kind, f"{job}{_list_nodes(ending.bad_nodes)}: {said.message}"
-
-
-def _list_limits(ending: Ending, timeout_s: float, time_limit_min: int) -> Iterator[tuple[FailureKind, str]]:
     if _is(ending, "TIMEOUT", "DEADLINE"):
-        yield FailureKind.TIMEOUT, f"Slurm ended job {ending.job_id} at its time limit of {time_limit_min} min"
+        yield FailureKind.TIMEOUT, f"Slurm ended {job} at its time limit of {time_limit_min} min"
     if ending.end is not None and ending.end.reason == "timeout":
         yield FailureKind.TIMEOUT, f"no result after {timeout_s:.0f} s, the trial's time limit"
 

@@ -293,26 +293,19 @@ def classify_trial(trial_dir: Path, exit_code: int | None) -> Failure | None:
 SEEN_FILE = "seen.json"
 
 
-class SeenRecord(Model):
-    """`seen.json` of an attempt: its job as Slurm first listed it."""
+class JobIdentity(Model):
+    """Fields that a listed job must share with an attempt's job; empty fields are unknown, and not compared.
+
+    `seen.json` of an attempt has the job as Slurm first listed it.
+    """
 
     job_id: str
-    name: str
-    submitted: str
+    name: str = ""
+    folder: str = ""
+    submitted: str = ""
     """Slurm's submit time; a requeue sets a later one."""
     cluster: str = ""
     """Only if `SLURM_CLUSTERS` is set."""
-
-
-@dataclass(frozen=True)
-class JobIdentity:
-    """Fields that a listed job must share with an attempt's job; empty fields are unknown, and not compared."""
-
-    job_id: str
-    name: str
-    folder: str
-    submitted: str = ""
-    cluster: str = ""
 
     def is_of(self, listed: ListedJob) -> bool:
         """Whether that is this job: number, name, folder and submit time match."""
@@ -335,15 +328,13 @@ def identify_job(spec: JobSpec, job_id: str) -> JobIdentity:
     Before the job was listed once, its folder decides: a site's plugin may have renamed it.
     """
     submission = Submission.read(spec.folder / SUBMISSION_FILE)
-    folder = str(submission.folder) if submission else str(spec.folder)
-    seen = SeenRecord.read(spec.folder / SEEN_FILE)
-    if seen is not None and seen.job_id == job_id:
-        return JobIdentity(job_id, seen.name, folder, seen.submitted, seen.cluster)
-    return JobIdentity(job_id, "", folder)
+    seen = JobIdentity.read(spec.folder / SEEN_FILE)
+    known = seen if seen is not None and seen.job_id == job_id else JobIdentity(job_id=job_id)
+    return known.model_copy(update={"folder": str(submission.folder if submission else spec.folder)})
 
 
 def record_sight(spec: JobSpec, job_id: str, listed: ListedJob) -> JobIdentity:
     """Record name and submit time of the attempt's job, and return its identity."""
-    seen = SeenRecord(job_id=job_id, name=listed.name, submitted=listed.submitted, cluster=listed.cluster)
+    seen = JobIdentity(job_id=job_id, name=listed.name, submitted=listed.submitted, cluster=listed.cluster)
     write_model(spec.folder / SEEN_FILE, seen)
     return identify_job(spec, job_id)
