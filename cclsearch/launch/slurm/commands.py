@@ -299,8 +299,8 @@ def query_job(job_id: str) -> ListedJob | None:
     if "JobState" not in fields:
         return None
     preempted = re.match(r"\d", fields.get("PreemptTime", "")) is not None
-    own = (fields.get(name, "") for name in ("JobName", "SubmitTime", "WorkDir"))
-    return ListedJob(job_id, fields["JobState"], "", *own, preempted=preempted)
+    name, submitted, folder = (fields.get(known, "") for known in ("JobName", "SubmitTime", "WorkDir"))
+    return ListedJob(job_id, fields["JobState"], "", name, submitted, folder, preempted=preempted)
 
 
 def find_bad_nodes(nodes: str) -> list[str]:
