@@ -59,10 +59,6 @@ class ReEvaluation:
         return f"trial {self.trial.number} is {change}"
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        return self.now.admission.verdicts if self.now.admission else ()
-
-    @property
     def reason(self) -> str:
         """Reason why it is not ranked now, in one line; empty if it is."""
         if self.now.admission and self.now.admission.reasons:

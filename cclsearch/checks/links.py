@@ -95,7 +95,7 @@ def measure_links(
         _run(launcher, job)
     finally:
         launcher.close()
-    return read_probe(job.trial_dir / EVIDENCE_FILE, ring_per_port=None)
+    return read_probe(job.trial_dir / EVIDENCE_FILE)
 
 
 def _run(launcher: Launcher, job: Job) -> None:
@@ -116,7 +116,7 @@ def _run(launcher: Launcher, job: Job) -> None:
         raise UserError(f"the links were not measured: {one_line(failure.message, 300)} (logs: {job.trial_dir})")
 
 
-def read_probe(path: Path, *, ring_per_port: bool | None = None) -> Measured:
+def read_probe(path: Path) -> Measured:
     """Return a probe's results in its folder; UserError if they are unusable."""
     try:
         found = ProbedLinks.model_validate(json.loads(read_job_bytes(path, MAX_BYTES)))
@@ -132,15 +132,9 @@ def read_probe(path: Path, *, ring_per_port: bool | None = None) -> Measured:
         )
     except (OSError, JobFileError, ValidationError, ValueError) as error:
         raise UserError(f"{path}: is not a measurement of links: {one_line(str(error), 300)}") from None
-    multiple = found.backend == "nccl" if ring_per_port is None else ring_per_port
-    ring = slowest_ring(links, np.arange(links.num_places)[None], ring_per_port=multiple)
     count = links.num_places
-    reduced = tuple(
-        (
-            each.bytes,
-            each.seconds,
-            2 * (count - 1) / count * each.bytes / ring.bytes_s + 2 * (count - 1) * ring.latency_s,
-        )
-        for each in found.all_reduce
-    )
+    ring = slowest_ring(links, np.arange(count)[None], ring_per_port=found.backend == "nccl")
+    steps = 2 * (count - 1)
+    by_size = ((each.bytes, each.seconds) for each in found.all_reduce)
+    reduced = tuple((size, s, steps / count * size / ring.bytes_s + steps * ring.latency_s) for size, s in by_size)
     return Measured(links, reduced if math.isfinite(ring.bytes_s) else ())

@@ -54,7 +54,7 @@ def _describe(
         yield f"  {entry.trial.number:>4}  {mark:<9} {entry.trial.config}{reason}{lost}"
         if whole:
             signs = {True: "ok", False: "NO", None: "--"}
-            rows = [(signs[verdict.ok], verdict.rule, one_line(verdict.detail, 240)) for verdict in entry.verdicts]
+            rows = [(signs[verdict.ok], verdict.rule, one_line(verdict.detail, 240)) for verdict in entry.now.verdicts]
             yield format_table((), rows, indent=" " * 8)
     if any(entry.is_lost for entry in re_evaluated):
         ledger = "The ledger has their new results." if is_written else "`--write` revises them in the ledger."
@@ -77,7 +77,7 @@ def _as_json(run: Run, re_evaluated: list[ReEvaluation], changed: bool) -> dict[
                 "admitted": entry.now.is_ranked,
                 "admitted_in_ledger": entry.then.is_ranked,
                 "reason": entry.reason,
-                "verdicts": [verdict.model_dump(mode="json") for verdict in entry.verdicts],
+                "verdicts": [verdict.model_dump(mode="json") for verdict in entry.now.verdicts],
             }
             for entry in re_evaluated
         ],

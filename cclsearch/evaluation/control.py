@@ -36,7 +36,7 @@ def find_window(spec: RunSpec, trial: Trial, evidence: Evidence, state: RunState
         day=datetime.fromtimestamp(evidence.attempt.started_s, UTC).date().isoformat(),
         hosts=tuple(sorted(set(evidence.result.hosts))),
         allocation=job_id.partition(".")[0] if "." in job_id else "",  # a step of an allocation: `4711.name`
-        block=state.num_controls if spec.limits.control_every else 0,
+        block=len(state.controls) if spec.limits.control_every else 0,
     )
 
 
@@ -50,13 +50,13 @@ def can_correct(spec: RunSpec) -> bool:
 
 def propose_control(spec: RunSpec, state: RunState) -> Proposal | None:
     """Return the control to run next; None if none is needed, one is running, or their limit is reached."""
-    if not can_correct(spec) or not state.has_ranked or any(t.purpose is Purpose.CONTROL for t in state.unfinished):
+    if not can_correct(spec) or not state.ranked or any(t.purpose is Purpose.CONTROL for t in state.unfinished):
         return None
     every = spec.limits.control_every
     best = state.best
     if every and best is not None and (since := _count_since_control(state)) >= every:
         return Proposal(best.config, "control", f"repeats trial {best.number} after {since} trials")
-    if len(state.windows.names) < 2 or state.num_controls >= max(MIN_CONTROLS, MAX_SHARE * spec.limits.budget):
+    if len(state.windows.names) < 2 or len(state.controls) >= max(MIN_CONTROLS, MAX_SHARE * spec.limits.budget):
         return None
     last = next((n for n in reversed(state.trials.finish_order) if state.windows.find(n) is not None), None)
     window = None if last is None else state.windows.find(last)
@@ -77,7 +77,7 @@ def _count_since_control(state: RunState) -> int:
     for number in reversed(state.trials.finish_order):
         if state.trials[number].purpose is Purpose.CONTROL:
             break
-        count += state.trials.is_search(number)
+        count += state.trials.briefs[number].is_search
     return count
 
 

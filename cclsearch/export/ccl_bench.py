@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -65,20 +66,13 @@ def _write_entry(run: Run, trial: Trial, target: Path, *, traces: bool) -> None:
     text = yaml.safe_dump(card, sort_keys=False, allow_unicode=True, width=120)
     write_atomically(target / f"{target.name}.yaml", text)
     write_atomically(target / COUNT_FILE, f"{count_ranks(trial.config)}\n")
-    launch = _render_launch(run, trial)
-    if launch is not None:
-        write_atomically(target / LAUNCH_FILE, launch)
+    with contextlib.suppress(UserError):  # no run script of its framework is here
+        write_atomically(
+            target / LAUNCH_FILE, redact(f"#!/bin/sh\n{launch_of_run(run.spec, trial.config).as_shell()}\n")
+        )
     facts = {"run": run.spec.run_id, "trial": trial.number, "provenance": run.spec.provenance.value}
     facts |= {"ledger_result_sha256": trial.result_sha256, "files": manifest}
     write_atomically(target / EVIDENCE_FOLDER / MANIFEST_FILE, json.dumps(facts, indent=1) + "\n")
-
-
-def _render_launch(run: Run, trial: Trial) -> str | None:
-    """The launch of the configuration as a shell script; None if no run script of its framework is here."""
-    try:
-        return redact(f"#!/bin/sh\n{launch_of_run(run.spec, trial.config).as_shell()}\n")
-    except UserError:
-        return None
 
 
 def make_entry(run: Run, trial: Trial, manifest: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

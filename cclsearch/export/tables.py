@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import warnings
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ from cclsearch.report.pareto import escape_formula
 from cclsearch.report.rows import TrialRow
 from cclsearch.run.folder import Run
 from cclsearch.run.usage import sum_node_hours
-from cclsearch.scoring.objective import Objective
-from cclsearch.study.mapping import name_values
+from cclsearch.space.table import Knob
+from cclsearch.study.view import STUDY_FILE, StudyView
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,39 +64,38 @@ def write_parquet(run: Run, path: Path) -> None:
 
 
 def write_optuna(run: Run, path: Path) -> str:
-    """Write the run as a study in an SQLite file that optuna-dashboard opens; returns the URL of the storage.
-
-    Ranked trials are COMPLETE with their loss (for a Pareto objective one value per metric, in its own direction).
-    Failed trials and trials that were not admitted are FAIL, those that ended early PRUNED, with the reason in their
-    attributes. Running trials are left out.
-    """
-    from optuna.exceptions import StorageInternalError
+    """Write the run's study (`study/mapping.py`) as an SQLite file that optuna-dashboard opens; returns its URL."""
+    import optuna
     from sqlalchemy.exc import SQLAlchemyError
 
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
-        with _creating(path) as partial:
-            _fill_study(gather_run(run), run.spec.objective, f"sqlite:///{partial.absolute()}")
-    except (SQLAlchemyError, StorageInternalError) as error:
+        with _creating(path) as partial, tempfile.TemporaryDirectory(prefix="ccl-search-") as scratch:
+            StudyView(Path(scratch), run.spec, _list_tried(run), _refuse).open(run.state)
+            journal = optuna.storages.journal.JournalFileBackend(str(Path(scratch, STUDY_FILE)))
+            source = optuna.storages.JournalStorage(journal)
+            storage = optuna.storages.RDBStorage(f"sqlite:///{partial.absolute()}")
+            [name] = optuna.get_all_study_names(source)
+            optuna.copy_study(
+                from_study_name=name, from_storage=source, to_storage=storage, to_study_name=run.spec.run_id
+            )
+            storage.engine.dispose()
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
         raise UserError(f"cannot write {str(path)!r}: {one_line(str(error), 200)}") from None
     return f"sqlite:///{path.absolute()}"
 
 
-def _fill_study(page: RunPage, objective: Objective, url: str) -> None:
-    import optuna
+def _list_tried(run: Run) -> list[Knob]:
+    """The knobs with the values that were tried: the space may not be here, such as with another's framework."""
+    tried: dict[str, dict[tuple[str, Value], Value]] = {}
+    for trial in run.state.trials.values():
+        for knob, value in trial.config.items():
+            tried.setdefault(knob, {})[type(value).__name__, value] = value
+    return [Knob(name, tuple(values[key] for key in sorted(values))) for name, values in tried.items()]
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.RDBStorage(url)
-    directions = [term.direction.value for term in objective.terms] if objective.is_multi else ["minimize"]
-    study = optuna.create_study(storage=storage, study_name=page.run_id, directions=directions)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study.set_metric_names(name_values(objective))
-    for key in ("workload", "work", "hardware", "framework", "provenance", "objective"):
-        study.set_user_attr(key, getattr(page, key))
-    distributions = _distributions(page)
-    finished = [row for row in page.trials if row.state is not TrialState.UNFINISHED]
-    study.add_trials([_as_optuna(row, objective, distributions) for row in finished])
-    storage.engine.dispose()
+
+def _refuse(problem: str) -> None:
+    raise UserError(problem)
 
 
 def _flatten(page: RunPage, trial: TrialRow) -> dict[str, Any]:
@@ -122,39 +121,6 @@ def _flatten(page: RunPage, trial: TrialRow) -> dict[str, Any]:
     }
     row |= {f"config.{knob}": value for knob, value in trial.config.items()}
     return row | {f"metric.{name}": value for name, value in sorted(trial.metrics.items())}
-
-
-def _distributions(page: RunPage) -> dict[str, Any]:
-    from optuna.distributions import CategoricalDistribution
-
-    tried: dict[str, dict[tuple[str, Value], Value]] = {}
-    for trial in page.trials:
-        for knob, value in trial.config.items():
-            tried.setdefault(knob, {})[type(value).__name__, value] = value
-    return {knob: CategoricalDistribution([values[key] for key in sorted(values)]) for knob, values in tried.items()}
-
-
-def _as_optuna(row: TrialRow, objective: Objective, distributions: dict[str, Any]) -> Any:
-    from optuna.trial import TrialState as State
-    from optuna.trial import create_trial
-
-    ranked = row.state is TrialState.ADMITTED
-    values: list[float] | None = None
-    if ranked and objective.is_multi:
-        values = [row.metrics[term.metric] * term.scale for term in objective.terms]
-    elif row.loss is not None:
-        values = [row.loss]
-    state = {TrialState.ADMITTED: State.COMPLETE, TrialState.PRUNED: State.PRUNED}.get(row.state, State.FAIL)
-    attributes: dict[str, Any] = {"number": row.number, "proposer": row.proposer, "purpose": row.purpose.value}
-    attributes |= {key: text for key in ("reason", "rationale", "failure_kind") if (text := getattr(row, key))}
-    attributes |= dict(row.metrics)
-    return create_trial(
-        state=state,
-        values=values,
-        params=dict(row.config),
-        distributions={knob: distributions[knob] for knob in row.config},
-        user_attrs=attributes,
-    )
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ def find_shared_cause(spec: RunSpec, state: RunState) -> SharedCause | None:
     likely), infrastructure failures, judging errors. Answers of a recording, and trials from before the last resume, do
     not count. Never a cause: a constraint of the objective, and a comparison that a reference trial may still decide.
     """
-    if spec.limits.keep_going or state.keeps_going or not spec.provenance.is_repeatable or state.has_ranked:
+    if spec.limits.keep_going or state.keeps_going or not spec.provenance.is_repeatable or state.ranked:
         return None
     last: dict[Config, tuple[Trial, dict[str, str]]] = {}
     for number in reversed(state.finished_since_resumed[-MAX_LOOKED_AT:]):

@@ -23,10 +23,9 @@ from cclsearch.nightly.config import Keep
 from cclsearch.nightly.history import find_series, read_night
 from cclsearch.nightly.window import NIGHT_FILE, SUMMARY_FILE, nights_folder
 from cclsearch.record.lock import is_locked
+from cclsearch.record.writer import list_trial_folders
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.trial_folder import ATTEMPTS_FOLDER
-
-_TRIAL = re.compile(r"[0-9]{4,}")
 
 
 @dataclass(frozen=True)
@@ -168,10 +167,7 @@ def _measure_run(folder: Path) -> int:
 
 def _list_trials(folder: Path) -> list[Path]:
     """Real trial folders inside the run; links are left out."""
-    trials = folder / TRIALS_FOLDER
-    if trials.is_symlink() or not trials.is_dir():
-        return []
-    return [p for p in sorted(trials.iterdir()) if _TRIAL.fullmatch(p.name) and not p.is_symlink() and p.is_dir()]
+    return [] if (folder / TRIALS_FOLDER).is_symlink() else list(list_trial_folders(folder).values())
 
 
 def _removable(stamp: str, folder: Path, winners: Collection[tuple[str, int]]) -> list[_Evidence]:

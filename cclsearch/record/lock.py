@@ -146,19 +146,13 @@ class FolderLock:
 
 def is_locked(folder: Path) -> bool:
     """Whether a running process has the folder's lock."""
-    path = folder / "lock"
-    holder = _read(path)
-    return holder is not None and _is_alive(holder, path)
+    return _find_holder(folder) is not None
 
 
 def name_holder(folder: Path) -> tuple[str, int] | None:
     """Host and process id of the running process that has the folder's lock; None if there is none."""
-    path = folder / "lock"
-    holder = _read(path)
-    if holder is None or not _is_alive(holder, path):
-        return None
-    pid = holder.get("pid")
-    return str(holder.get("host")), pid if isinstance(pid, int) else 0
+    holder = _find_holder(folder)
+    return None if holder is None else (str(holder.get("host")), _identify(holder).pid)
 
 
 def interrupt_holder(folder: Path) -> None:
@@ -167,8 +161,8 @@ def interrupt_holder(folder: Path) -> None:
     Others may have written the lock, so the process that it names must have the folder's lock or ledger open to write.
     Raises UserError if there is none, or if it is not a process of this machine that can be recognized.
     """
-    holder = _read(folder / "lock")
-    if holder is None or not _is_alive(holder, folder / "lock"):
+    holder = _find_holder(folder)
+    if holder is None:
         raise UserError("no running process has this run")
     pid, where = holder.get("pid"), f"process {holder.get('pid')} on {holder.get('host')}"
     if not isinstance(pid, int) or holder.get("host") != socket.gethostname() or not _identify(holder).is_running():
@@ -218,6 +212,12 @@ def _read(path: Path) -> dict[str, object] | None:
     except (OSError, ValueError):
         return None
     return holder if isinstance(holder, dict) else None
+
+
+def _find_holder(folder: Path) -> dict[str, object] | None:
+    """Return what the folder's lock says of the running process that has it; None if there is none."""
+    holder = _read(folder / "lock")
+    return holder if holder is not None and _is_alive(holder, folder / "lock") else None
 
 
 def _is_alive(holder: dict[str, object], path: Path) -> bool:

@@ -85,15 +85,16 @@ class RunState:
     trials: TrialTable = field(init=False)
     windows: ClusterWindows = field(default_factory=ClusterWindows)
     """The windows of the cluster in which the ranked trials ran."""
-    _controls: set[int] = field(default_factory=set)
+    ranked: list[int] = field(default_factory=list)
+    """Numbers of the ranked trials, in order of finishing."""
+    controls: set[int] = field(default_factory=set)
+    """Numbers of the controls that were proposed."""
     _repeats: set[int] = field(default_factory=set)
     _resumed_at: int = 0
     """Highest trial number when the search was last resumed."""
     _num_finished_before: int = 0
     """Number of trials that had finished then."""
     _open: dict[int, None] = field(default_factory=dict)
-    _ranked: list[int] = field(default_factory=list)
-    """Numbers of the ranked trials, in order of finishing."""
     _baseline: int | None = None
     _own_baselines: set[int] = field(default_factory=set)
     """Trials of the configuration that the user compares with: more than one only after infrastructure failures."""
@@ -162,27 +163,12 @@ class RunState:
     def infrastructure_failures(self) -> list[Trial]:
         """Trials of the search whose last attempt was an infrastructure failure, since it began or was last resumed."""
         failed = sorted(set(self._infrastructure_failures))
-        return [self.trials[number] for number in failed if not self.trials.costs_budget(number)]
+        return [self.trials[number] for number in failed if not self.trials.briefs[number].costs_budget]
 
     @property
     def finished_since_resumed(self) -> Sequence[int]:
         """Numbers of the trials that finished since the search began or was last resumed, in that order."""
         return self.trials.finish_order[self._num_finished_before :]
-
-    @property
-    def num_controls(self) -> int:
-        """Number of controls that were proposed."""
-        return len(self._controls)
-
-    @property
-    def ranked(self) -> Sequence[int]:
-        """Numbers of the ranked trials, in order of finishing."""
-        return self._ranked
-
-    @property
-    def has_ranked(self) -> bool:
-        """Whether a trial is ranked; unlike `best`, this reads no trial."""
-        return len(self._ranked) > 0
 
     @property
     def baseline(self) -> Trial | None:
@@ -224,7 +210,7 @@ class RunState:
     def list_outliers(self) -> list[int]:
         """The ranked trials that are not compared, because other runs of their configuration contradict them."""
         compared = {number for group in self._group_compared() for number in group}
-        return [number for number in self._ranked if number not in compared]
+        return [number for number in self.ranked if number not in compared]
 
     def losses_by_config(self) -> dict[Config, list[float]]:
         """Configuration -> losses of its ranked runs."""
@@ -237,7 +223,7 @@ class RunState:
 
     def _count_runs(self, numbers: list[int]) -> int:
         """Return how often a configuration ran; controls, which do not confirm it, are left out."""
-        return sum(number not in self._controls for number in numbers)
+        return sum(number not in self.controls for number in numbers)
 
     def _choose_best(self, losses: dict[int, list[float]], mean: dict[int, float], runs: dict[int, int]) -> int:
         """First trial of the best configuration with the most runs, unless one with fewer is likely to be better."""
@@ -252,29 +238,29 @@ class RunState:
 
     def _loss(self, number: int) -> float:
         """The loss by which a ranked trial is compared, corrected for its window."""
-        loss = self.trials.loss(number) or 0.0
+        loss = self.trials.briefs[number].loss or 0.0
         ratio = self.window_ratio(number)
         return loss / ratio.ratio if ratio.num_pairs else loss
 
     def corrected_loss(self, number: int) -> float | None:
         """The loss by which a trial is compared with others, corrected for its window; None if it is not ranked."""
-        return None if self.trials.loss(number) is None else self._loss(number)
+        return None if self.trials.briefs[number].loss is None else self._loss(number)
 
     def window_ratio(self, number: int) -> WindowRatio:
         """Return the ratio of the window of a ranked trial to the first window."""
-        runs = ((n, self.trials.config_key(n), self.trials.loss(n) or 0.0) for n in self._ranked)
+        runs = ((n, self.trials.briefs[n].config_key, self.trials.briefs[n].loss or 0.0) for n in self.ranked)
         return self.windows.ratio_of(number, runs)
 
     @property
     def window_errors(self) -> list[float]:
         """Error of the log ratio of each ranked trial's window; empty if all ran in one window."""
-        return [self.window_ratio(number).error for number in self._ranked] if len(self.windows.names) > 1 else []
+        return [self.window_ratio(number).error for number in self.ranked] if len(self.windows.names) > 1 else []
 
     def _group_ranked(self) -> list[list[int]]:
         """The ranked runs of each configuration, in order of finishing; computed on each call, not cached."""
         runs_of: dict[int, list[int]] = {}
-        for number in self._ranked:
-            runs_of.setdefault(self.trials.config_key(number), []).append(number)
+        for number in self.ranked:
+            runs_of.setdefault(self.trials.briefs[number].config_key, []).append(number)
         return list(runs_of.values())
 
     def _group_compared(self) -> list[list[int]]:
@@ -296,7 +282,7 @@ class RunState:
             raise ValueError(f"trial {number} was proposed before")
         if not is_new and not is_known:
             raise ValueError(f"it is about trial {number}, whose proposal is missing")
-        if isinstance(event, TrialFinished) and self.trials.is_finished(number):
+        if isinstance(event, TrialFinished) and self.trials.briefs[number].is_finished:
             raise ValueError(f"trial {number} had ended before")
         if number in self._contested and isinstance(event, AttemptEvent):
             raise ValueError(f"trial {number} was proposed twice, and this may be about either configuration")
@@ -309,25 +295,25 @@ class RunState:
         if event.purpose is Purpose.REPEAT:
             self._repeats.add(event.trial)
         if event.purpose is Purpose.CONTROL:
-            self._controls.add(event.trial)
+            self.controls.add(event.trial)
         if event.purpose is Purpose.BASELINE:
             self._own_baselines.add(event.trial)
 
     def _finish(self, number: int, outcome: Outcome) -> None:
         """Take over the outcome of a trial that finished, or was evaluated again."""
         failed = outcome.failure is not None and outcome.failure.kind.is_infrastructure
-        is_search, is_revised = self.trials.is_search(number), self.trials.is_finished(number)
+        before = self.trials.briefs[number]
+        is_search, is_revised = before.is_search, before.is_finished
         is_unjudged = outcome.failure is not None and outcome.failure.kind is FailureKind.JUDGING_ERROR
         costs = (is_search or number in self._repeats) and not failed and not is_unjudged
-        is_ranked = outcome.loss is not None and outcome.admission is not None and outcome.admission.admitted
-        self.num_spent += costs - self.trials.costs_budget(number)
-        self.trials.finish(number, costs_budget=costs, loss=outcome.loss if is_ranked else None)
-        self.windows.take(number, outcome, is_ranked=is_ranked)
+        self.num_spent += costs - before.costs_budget
+        self.trials.finish(number, costs_budget=costs, loss=outcome.loss if outcome.is_ranked else None)
+        self.windows.take(number, outcome)
         self._unjudged.pop(number, None)
         if is_unjudged:
             self._unjudged[number] = None
         if is_revised:
-            self._ranked = [n for n in self.trials.finish_order if self.trials.loss(n) is not None]
+            self.ranked = [n for n in self.trials.finish_order if self.trials.briefs[n].loss is not None]
             self._baseline = self._find_baseline()
             return
         self._open.pop(number, None)
@@ -336,14 +322,14 @@ class RunState:
         self.num_consecutive_judging_errors = self.num_consecutive_judging_errors + 1 if is_unjudged else 0
         if failed and is_search and number > self._resumed_at:
             self._infrastructure_failures.append(number)
-        if is_ranked:
-            self._ranked.append(number)
+        if outcome.is_ranked:
+            self.ranked.append(number)
             if self._baseline is None or number in self._own_baselines:
                 self._baseline = self._find_baseline()
 
     def _find_baseline(self) -> int | None:
-        own = (n for n in self._ranked if n in self._own_baselines)
-        return next(own, None) or next((n for n in self._ranked if self.trials.is_search(n)), None)
+        own = (n for n in self.ranked if n in self._own_baselines)
+        return next(own, None) or next((n for n in self.ranked if self.trials.briefs[n].is_search), None)
 
     def _apply(self, event: Event) -> None:
         match event:

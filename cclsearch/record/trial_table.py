@@ -23,14 +23,17 @@ MAX_CACHED = 256
 
 
 @dataclass(slots=True)
-class _Entry:
+class TrialBrief:
     """The part of a trial that the fold needs."""
 
     is_search: bool
+    """Whether the search proposed the trial (not a confirmation)."""
     costs_budget: bool
-    key: int
+    config_key: int
+    """Equal for all trials of one configuration."""
     is_finished: bool = False
     loss: float | None = None
+    """The loss used for ranking; None if it is not ranked (yet)."""
     offsets: list[int] = field(default_factory=list)
     """Offset in the ledger of each of its lines."""
 
@@ -45,7 +48,8 @@ class TrialTable(Mapping[int, Trial]):
         self._path = path
         self.finish_order: list[int] = []
         """Numbers of the finished trials, in order of finishing."""
-        self._entries: dict[int, _Entry] = {}
+        self.briefs: dict[int, TrialBrief] = {}
+        """Each trial by its number, without reading it from the ledger."""
         self._cache: dict[int, Trial] = {}
         self._space: Space | None = None
         """The space whose rows the observations have."""
@@ -56,55 +60,37 @@ class TrialTable(Mapping[int, Trial]):
     def __getitem__(self, number: int) -> Trial:
         trial = self._cache.get(number)
         if trial is None:
-            trial = self._read(self._entries[number])
+            trial = self._read(self.briefs[number])
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
             self._cache[number] = trial
         return trial
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._entries)
+        return iter(self.briefs)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.briefs)
 
     def __contains__(self, number: object) -> bool:
-        return number in self._entries
+        return number in self.briefs
 
     def propose(self, number: int, config: Config, *, is_search: bool, is_paid: bool) -> None:
         """Add a trial without lines; its number is new."""
-        self._entries[number] = _Entry(is_search, is_paid, int(config.digest, 16))
+        self.briefs[number] = TrialBrief(is_search, is_paid, int(config.digest, 16))
 
     def add_line(self, number: int, offset: int) -> None:
         """Add a line of that trial, which begins at `offset` in the ledger."""
-        self._entries[number].offsets.append(offset)
+        self.briefs[number].offsets.append(offset)
         self._cache.pop(number, None)
 
     def finish(self, number: int, *, costs_budget: bool, loss: float | None) -> None:
         """Take over the outcome of a trial that finished or was revised; `loss` is None if it is not ranked."""
-        entry = self._entries[number]
+        entry = self.briefs[number]
         if not entry.is_finished:
             self.finish_order.append(number)
         self._unobserved.append(number)
         entry.is_finished, entry.costs_budget, entry.loss = True, costs_budget, loss
-
-    def is_search(self, number: int) -> bool:
-        """Return whether the search proposed the trial (not a confirmation)."""
-        return self._entries[number].is_search
-
-    def costs_budget(self, number: int) -> bool:
-        return self._entries[number].costs_budget
-
-    def is_finished(self, number: int) -> bool:
-        return self._entries[number].is_finished
-
-    def loss(self, number: int) -> float | None:
-        """Return the loss used for ranking; None if it is not ranked (yet)."""
-        return self._entries[number].loss
-
-    def config_key(self, number: int) -> int:
-        """Return a key that is equal for all trials of one configuration."""
-        return self._entries[number].key
 
     def observe(self, space: Space | None = None) -> tuple[Observation, ...]:
         """Return the finished trials as a proposer sees them: sorted by number, without infrastructure failures.
@@ -122,7 +108,7 @@ class TrialTable(Mapping[int, Trial]):
         self._unobserved = []
         return tuple(self._observations[number] for number in sorted(self._observations))
 
-    def _read(self, entry: _Entry) -> Trial:
+    def _read(self, entry: TrialBrief) -> Trial:
         assert self._path is not None, "trials come from a ledger"
         events = []
         with reading_from(self._path), self._path.open("rb") as file:
@@ -170,10 +156,10 @@ class ClusterWindows:
     _ratios: dict[int, WindowRatio] | None = None
     """None if they have to be estimated again."""
 
-    def take(self, number: int, outcome: Outcome, *, is_ranked: bool) -> None:
+    def take(self, number: int, outcome: Outcome) -> None:
         """Take in the outcome of a trial that finished, or was evaluated again."""
         self._ratios = None
-        if not is_ranked or outcome.window is None or (outcome.loss or 0.0) <= 0:
+        if not outcome.is_ranked or outcome.window is None or (outcome.loss or 0.0) <= 0:
             self._of_trial.pop(number, None)
             return
         self._of_trial[number] = self._index.setdefault(outcome.window, len(self._index))

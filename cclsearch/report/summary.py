@@ -234,8 +234,8 @@ def describe_drift(state: RunState) -> list[str]:
         lines.append(
             f"unknown for {shown}: no configuration ran both in their windows and before; compared as measured"
         )
-    if lines and state.num_controls:
-        lines.append(f"{count_of(state.num_controls, 'control')} ran outside the budget")
+    if lines and state.controls:
+        lines.append(f"{count_of(len(state.controls), 'control')} ran outside the budget")
     return lines
 
 
@@ -319,7 +319,7 @@ def _compare_with_baseline(best: Trial, state: RunState, figure: ObjectiveFigure
         text = f"{gain} than {name} ({values}; {baseline.config})" if gain else f"{name}: {values}"
     if baseline.purpose is Purpose.BASELINE:
         return text
-    first = min(n for n in state.trials if state.trials.is_search(n))
+    first = min(n for n in state.trials if state.trials.briefs[n].is_search)
     why = f"; trial {baseline.number} is the first that was ranked, trial {first} was not"
     return text if baseline.number == first or state.trials[first].loss is not None else text + why
 

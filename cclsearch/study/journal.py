@@ -51,7 +51,8 @@ class Journal:
         self.studies: dict[int, str] = {}
         """Number -> name of the studies that were not deleted."""
         self.num_trials = 0
-        self._num_studies = 0
+        self.num_studies = 0
+        """Number of all studies, and so of the next one."""
         self._offset = 0
         self._identity: tuple[int, int] | None = None
 
@@ -60,7 +61,7 @@ class Journal:
 
         Creates the file if there is none.
         """
-        self.studies, self.num_trials, self._num_studies, self._offset = {}, 0, 0, 0
+        self.studies, self.num_trials, self.num_studies, self._offset = {}, 0, 0, 0
         self._identity = None
         with self._locked(), self._opened() as file:
             self._follow(file, take)
@@ -94,10 +95,6 @@ class Journal:
             for log in logs:
                 self._count(log)
 
-    def next_study(self) -> int:
-        """Number that the next study of the file will have."""
-        return self._num_studies
-
     def _follow(self, file: int, take: Callable[[Log], None] | None) -> None:
         """Read the lines since the last call."""
         if os.fstat(file).st_size < self._offset:
@@ -123,8 +120,8 @@ class Journal:
         """Count as Optuna does, by what the line creates."""
         match log["op_code"]:
             case Operation.CREATE_STUDY if log["study_name"] not in self.studies.values():
-                self.studies[self._num_studies] = log["study_name"]
-                self._num_studies += 1
+                self.studies[self.num_studies] = log["study_name"]
+                self.num_studies += 1
             case Operation.DELETE_STUDY:
                 self.studies.pop(log["study_id"], None)
             case Operation.CREATE_TRIAL if log["study_id"] in self.studies:

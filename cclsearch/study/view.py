@@ -113,7 +113,7 @@ class StudyView:
         self._running, self._is_stale = {}, False
 
         def create() -> list[Log]:
-            self._study = self._journal.next_study()
+            self._study = self._journal.num_studies
             return self._mapping.create_study(self._study, self._choose_name())
 
         self._journal.append(create)
@@ -124,7 +124,7 @@ class StudyView:
     def _choose_name(self) -> str:
         spec = self._mapping.spec
         base = spec.run_id if spec.provenance is Provenance.MEASURED else f"{spec.run_id} ({spec.provenance.value})"
-        taken, n = set(self._journal.studies.values()), self._journal.next_study() + 1
+        taken, n = set(self._journal.studies.values()), self._journal.num_studies + 1
         name = base if n == 1 else f"{base} #{n}"
         while name in taken:
             n += 1

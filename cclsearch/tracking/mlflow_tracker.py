@@ -113,7 +113,8 @@ class MlflowTracker(Tracker):
         failed = trial.value is None and trial.tags["state"] == "failed"
         self._client.set_terminated(run_id, status="FAILED" if failed else "FINISHED", end_time=end_ms)
         if trial.best is not None:
-            best = Metric(f"best_{_metric_name(self._search.metric)}", trial.best, end_ms, trial.number)
+            name = f"best_{self._search.metric.replace(' ', '_')}"
+            best = Metric(name, trial.best, end_ms, trial.number)
             self._client.log_batch(self._parent, metrics=[best])
 
     def end(self, *, is_finished: bool, summary: str) -> None:
@@ -130,7 +131,3 @@ class MlflowTracker(Tracker):
             token = page.token
             if not token:
                 return found
-
-
-def _metric_name(name: str) -> str:
-    return name.replace(" ", "_")

@@ -152,16 +152,8 @@ def derive_energy(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def find_latencies(answered: Sequence[RequestRecord]) -> dict[str, list[float]]:
     """Latency -> its values: of each request; for `itl`, of each pair of successive tokens with known times."""
-    found: dict[str, list[float]] = {name: [] for name in LATENCIES}
-    for record in answered:
-        times = record.token_times_s
-        found["ttft"].append(times[0] - record.arrival_s)
-        found["e2e"].append(record.end_s - record.arrival_s)
-        if record.output_tokens > 1:
-            found["tpot"].append(_find_tpot(record))
-        if len(times) == record.output_tokens:
-            found["itl"] += np.diff(times).tolist()
-    return found
+    each = [_of_request(record) for record in answered]
+    return {name: [value for own in each for value in own[name]] for name in LATENCIES}
 
 
 def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -174,7 +166,7 @@ def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
 def count_good(answered: Sequence[RequestRecord], targets: Mapping[str, float]) -> int:
     """Count the requests that keep every target by themselves (target: greatest value of a latency, in seconds)."""
     return sum(
-        all(value <= targets[name] for name, value in _of_request(record).items() if name in targets)
+        all(value <= targets[name] for name, own in _of_request(record).items() if name in targets for value in own)
         for record in answered
     )
 
@@ -202,16 +194,11 @@ def choose_load(
     return min(measured, key=lambda n: (find_excess(loads[n], limits), -loads[n].get(most, 0.0)), default=None)
 
 
-def _of_request(record: RequestRecord) -> dict[str, float]:
-    times = record.token_times_s
-    gaps = np.diff(times) if len(times) == record.output_tokens else ()
+def _of_request(record: RequestRecord) -> dict[str, list[float]]:
+    times, others = record.token_times_s, record.output_tokens - 1
     return {
-        "ttft": times[0] - record.arrival_s,
-        "tpot": _find_tpot(record) if record.output_tokens > 1 else 0.0,
-        "itl": float(max(gaps, default=0.0)),
-        "e2e": record.end_s - record.arrival_s,
+        "ttft": [times[0] - record.arrival_s],
+        "tpot": [(times[-1] - times[0]) / others] if others else [],
+        "itl": np.diff(times).tolist() if len(times) == record.output_tokens else [],
+        "e2e": [record.end_s - record.arrival_s],
     }
-
-
-def _find_tpot(record: RequestRecord) -> float:
-    return (record.token_times_s[-1] - record.token_times_s[0]) / (record.output_tokens - 1)

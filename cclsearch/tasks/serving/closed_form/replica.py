@@ -32,10 +32,10 @@ class ServedModel:
     """Layers that see the last `window` tokens only."""
     window: int
 
-    def held_tokens(self, tokens: float) -> float:
+    def held_tokens(self, tokens: Array | float) -> Array:
         """Return the tokens of a sequence whose keys and values a layer keeps, as the mean over layers."""
         share = self.windowed_layers / self.arch.num_layers
-        return (1 - share) * tokens + share * min(tokens, self.window)
+        return np.asarray((1 - share) * tokens + share * np.minimum(tokens, self.window))
 
 
 def find_served(card: Card) -> ServedModel:

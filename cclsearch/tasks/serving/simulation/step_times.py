@@ -50,10 +50,10 @@ class StepTimes:
         own = group * at.attention_ranks / at.tp
         tokens, decoded = mix.prompt_tokens + group * at.checked, group * at.checked
         routed = tokens * np.where(at.ep > at.tp, at.dp, 1.0)
-        held = pad(self._hold(mix.context / np.maximum(mix.sequences, 1.0)), at.context_bucket)
+        held = pad(costs.model.held_tokens(mix.context / np.maximum(mix.sequences, 1.0)), at.context_bucket)
         # as far as one layer sees: windows shorten what each token of a prompt sees
         seen = mix.pairs / np.maximum(mix.prompt_tokens, 1.0)
-        scores = costs.score_prompt(mix.prompt_tokens * self._hold(seen))
+        scores = costs.score_prompt(mix.prompt_tokens * costs.model.held_tokens(seen))
         # few prompts leave ranks that attend to sequences of their own idle
         spread = np.maximum(at.tp / at.attention_ranks / np.maximum(mix.prompts, 1.0), 1.0)
         alone = costs.attend_alone(mix.prompt_tokens, scores)
@@ -70,11 +70,6 @@ class StepTimes:
         step = decode + prefill + by_name["collectives"] * linked
         step = step + by_name["engine"] * (ENGINE_STEP_S + SEQUENCE_S * own)
         return np.asarray(by_name["scale"] * at.engine_time * step)
-
-    def _hold(self, tokens: Array) -> Array:
-        model = self.costs.model
-        share = model.windowed_layers / model.arch.num_layers
-        return (1 - share) * tokens + share * np.minimum(tokens, model.window) if share else tokens
 
 
 def count_steps(first: Array, slope: Array, until: Array) -> Array:
