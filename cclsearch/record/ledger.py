@@ -9,7 +9,6 @@ import os
 import stat
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.core.atomic_file import NEW_FILE_MODE, sync_folder
@@ -37,12 +36,10 @@ MAX_LINE_BYTES, MAX_SKIPPED_BYTES = 64 << 20, 256 << 20
 def read_events(path: Path) -> Iterator[Event]:
     """Yield the ledger's events in order, each fully validated.
 
-    An incomplete last line (after a kill or on a full disk) is ignored, and so is a line that is not an event or was
-    changed: `fold_ledger` lists them. Raises UserError if the ledger was written by a newer version.
+    An incomplete last line (after a kill or on a full disk) is ignored, and so is a line that is not an event, was
+    changed or cannot follow: `fold_ledger` lists them. Raises UserError if the ledger was written by a newer version.
     """
-    for found in _Lines(path).read():
-        if not isinstance(found, BadLine):
-            yield found.event
+    return LedgerFollower(path).read()
 
 
 def fold_ledger(path: Path) -> RunState:
@@ -62,17 +59,15 @@ class LedgerFollower:
     """Folds a ledger that may still grow: each call of `read` takes only the lines that were added since the last."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = _Lines(path)
-        self.state = RunState(path)
+        self.path = path
+        self._begin()
 
-    @property
-    def path(self) -> Path:
-        return self._lines.path
-
-    @property
-    def offset(self) -> int:
-        """The number of bytes of the ledger that the state contains."""
-        return self._lines.offset
+    def _begin(self) -> None:
+        self.state = RunState(self.path)
+        self.offset = self._number = 0
+        """Bytes and lines of the ledger that the state contains."""
+        self._file: tuple[int, int] | None = None
+        """Device and inode of the file that was read."""
 
     def read(self) -> Iterator[Event]:
         """Apply the complete lines that follow and return the event of each that is used.
@@ -80,62 +75,37 @@ class LedgerFollower:
         A caller may stop between two events and read on later. If the file was replaced or became shorter, `state` is
         begun anew. Raises UserError as `fold_ledger` does.
         """
-        if self._lines.is_replaced():
-            self._lines, self.state = _Lines(self._lines.path), RunState(self._lines.path)
-        for found in self._lines.read():
+        if self._is_replaced():
+            self._begin()
+        for line in self._split():
+            found, offset = self._examine(line, self._number + 1), self.offset
+            self._number, self.offset = self._number + 1, offset + (line if isinstance(line, int) else len(line))
             if isinstance(found, BadLine):
                 self.state.skip(found)
                 continue
             try:
-                self.state.apply(found.event, found.offset)
+                self.state.apply(found, offset)
             except ValueError as error:
-                trial = getattr(found.event, "trial", None)
-                self.state.skip(BadLine(found.number, str(error), found.event.event, trial))
+                self.state.skip(BadLine(self._number, str(error), found.event, getattr(found, "trial", None)))
                 continue
-            yield found.event
+            yield found
 
-
-@dataclass(frozen=True)
-class _Line:
-    """A line that is an event."""
-
-    number: int
-    offset: int
-    event: Event
-
-
-class _Lines:
-    """The lines of a ledger, read up to some position."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.offset, self.number = path, 0, 0
-        self._file: tuple[int, int] | None = None
-        """Device and inode of the file that was read."""
-
-    def is_replaced(self) -> bool:
+    def _is_replaced(self) -> bool:
         """Whether the path has another file than before, or the file is shorter than what was read."""
         try:
             found = os.stat(self.path)
         except OSError:
-            return False  # `read` reports it
+            return False  # `_split` reports it
         return self._file is not None and (self._file != (found.st_dev, found.st_ino) or found.st_size < self.offset)
 
-    def read(self) -> Iterator[_Line | BadLine]:
-        """Yield every complete line that follows, as an event or as a BadLine."""
-        for line in self._split():
-            length = line if isinstance(line, int) else len(line)
-            found = self._examine(line, self.number + 1)
-            self.number, self.offset = self.number + 1, self.offset + length
-            yield found
-
-    def _examine(self, line: bytes | int, number: int) -> _Line | BadLine:
+    def _examine(self, line: bytes | int, number: int) -> Event | BadLine:
         try:
             if isinstance(line, int):
                 raise ValueError(f"it has {line:,} bytes, more than the {MAX_LINE_BYTES:,} allowed")
             event = decode_line(line)
             if isinstance(event, SearchStarted):
                 refuse_newer(self.path, event.ledger_version, LEDGER_VERSION)
-            return _Line(number, self.offset, event)
+            return event
         except (ValueError, RecursionError) as error:
             head = b"" if isinstance(line, int) else line
             refuse_newer(self.path, _find_version(head), LEDGER_VERSION)
