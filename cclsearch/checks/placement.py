@@ -66,11 +66,13 @@ def place_config(workload: str, launcher: str, config: str | None, knobs: Sequen
     The order of the degrees, of the nodes and of the devices inside them are searched together.
     """
     orders = _find_orders(launcher, workload, knobs)
-    added = [f"rank_order={','.join(orders)}"] if orders and not _names(knobs, "rank_order") else []
+    is_named = any(text.partition("=")[0].strip() == "rank_order" for text in knobs)
+    added = [f"rank_order={','.join(orders)}"] if orders and not is_named else []
     card, space, links, row, matching = _choose(workload, launcher, config, [*knobs, *added])
     chosen = {name: v for name, v in space.config(row).items() if name not in PLACEMENT_KNOBS}
     rows = _list_placements(space, matching, chosen, links)
-    found = predict_space(card, space_from_rows(_knobs_of(rows), rows))
+    tried = [Knob(name, tuple(dict.fromkeys(row[name] for row in rows))) for name in rows[0]]
+    found = predict_space(card, space_from_rows(tried, rows))
     assert found is not None
     best: dict[str, tuple[float, dict[str, Value]]] = {}
     for each, value in zip(rows, found.value_N.tolist(), strict=True):
@@ -92,10 +94,6 @@ def _find_orders(launcher: str, workload: str, knobs: Sequence[str]) -> tuple[st
     return tuple(map(str, knob.choices)) if knob is not None and isinstance(knob.choices, tuple) else ()
 
 
-def _names(knobs: Sequence[str], name: str) -> bool:
-    return any(text.partition("=")[0].strip() == name for text in knobs)
-
-
 def _list_placements(space: Space, matching: NDArray[np.int64], chosen: Row, links: LinkMatrix) -> list[Row]:
     """Return the rows of all placements of a configuration, the default first."""
     same = matching[space.matching(chosen)[matching]]
@@ -109,10 +107,6 @@ def _list_placements(space: Space, matching: NDArray[np.int64], chosen: Row, lin
             for inside in devices]  # fmt: skip
     rows += [{**own[0], "host_order": "ranks", "device_order": inside} for inside in devices]
     return [{**chosen, **row} for row in rows]
-
-
-def _knobs_of(rows: Sequence[Row]) -> list[Knob]:
-    return [Knob(name, tuple(dict.fromkeys(row[name] for row in rows))) for name in rows[0]]
 
 
 def _kinds_of(row: Row, default: Row) -> list[str]:

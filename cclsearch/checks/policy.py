@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -37,14 +36,6 @@ class PolicyVerdict:
     """Ratio of the predicted primary metric to the best prediction that fits (how many times worse; 1: equal)."""
     best: str = ""
     """The best prediction, in words."""
-
-
-def read_program(path: Path) -> str:
-    """The program's text; raises UserError if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the policy {str(path)!r}: {error}") from None
 
 
 def check_policy(program: str, workloads: Sequence[str], *, use_fewer: bool = False) -> list[PolicyVerdict]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 
-from cclsearch.checks.policy import check_policy, describe_verdict, read_program
+from cclsearch.checks.policy import check_policy, describe_verdict
 from cclsearch.cli.content import run_content
 from cclsearch.core.content import list_content
-from cclsearch.core.trust import find_code
+from cclsearch.propose.agent.policy.store import read_policy
 
 
 def run(args: argparse.Namespace) -> int:
     """Return exit code 0, or 1 if a proposal of the program is not legal."""
     if args.action != "test":
         return run_content("policies", args, "policy")
-    program = read_program(find_code("policies", args.policy, ".py"))
+    program = read_policy(args.policy)
     workloads = args.workload or list_content("workloads", ".yaml")
     verdicts = check_policy(program, workloads, use_fewer=args.use_fewer)
     for verdict in verdicts:

@@ -245,8 +245,7 @@ def _unfold(flat: Mapping[str, Any]) -> dict[str, Any]:
             step = at.setdefault(part, {})
             at = step if isinstance(step, dict) else {}
         at[parts[-1]] = value
-    unfolded = _list_numbered(root)
-    assert isinstance(unfolded, dict)
+    unfolded: dict[str, Any] = _list_numbered(root)
     return unfolded
 
 
@@ -260,9 +259,7 @@ def _list_numbered(value: Any) -> Any:
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Both; of two values for a field the second counts, unless it is null."""
-    merged = {
-        name: above.get(name, below.get(name)) for name in (*above, *(name for name in below if name not in above))
-    }
+    merged = {**above, **{name: value for name, value in below.items() if name not in above}}
     for name, value in above.items():
         kept = below.get(name)
         if isinstance(value, Mapping):

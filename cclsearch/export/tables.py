@@ -68,10 +68,13 @@ def write_optuna(run: Run, path: Path) -> str:
     import optuna
     from sqlalchemy.exc import SQLAlchemyError
 
+    def refuse(problem: str) -> None:
+        raise UserError(f"cannot write {str(path)!r}: {problem}")
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with _creating(path) as partial, tempfile.TemporaryDirectory(prefix="ccl-search-") as scratch:
-            StudyView(Path(scratch), run.spec, _list_tried(run), _refuse).open(run.state)
+            StudyView(Path(scratch), run.spec, _list_tried(run), refuse).open(run.state)
             journal = optuna.storages.journal.JournalFileBackend(str(Path(scratch, STUDY_FILE)))
             source = optuna.storages.JournalStorage(journal)
             storage = optuna.storages.RDBStorage(f"sqlite:///{partial.absolute()}")
@@ -92,10 +95,6 @@ def _list_tried(run: Run) -> list[Knob]:
         for knob, value in trial.config.items():
             tried.setdefault(knob, {})[type(value).__name__, value] = value
     return [Knob(name, tuple(values[key] for key in sorted(values))) for name, values in tried.items()]
-
-
-def _refuse(problem: str) -> None:
-    raise UserError(problem)
 
 
 def _flatten(page: RunPage, trial: TrialRow) -> dict[str, Any]:

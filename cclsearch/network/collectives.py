@@ -125,26 +125,23 @@ class Collectives:
 
     def _make(self, kind: str, groups_GM: Ids, message_bytes: float, algorithm: str, pieces: int) -> Schedule:
         options = ALGORITHMS[kind]
-        wire, extra_s = message_bytes, 0.0
+        wire, extra_s, code_s = message_bytes, 0.0, 0.0
         if self.compression is not None:
             wire = message_bytes / self.compression.ratio
             extra_s = 2 * message_bytes / self.compression.quantize_bytes_s
+            code_s = self.compression.ratio / self.compression.code_bytes_s  # for a byte on the wire
         names = [name for name in options if name not in NEVER_FASTEST] if algorithm == "auto" else [algorithm]
         found = []
         for name in names:
             segments = options[name](self, kind, groups_GM, wire / pieces)
             if segments is not None:
-                segments = tuple(replace(each, repeats=each.repeats * pieces) for each in segments)
-                found.append(Schedule(name, tuple(map(self._with_coding, segments)), extra_s))
+                parts = (
+                    replace(one, repeats=one.repeats * pieces, floor_s=one.sent_bytes * code_s) for one in segments
+                )
+                found.append(Schedule(name, tuple(parts), extra_s))
         if not found:
             raise UserError(f"{algorithm} cannot run {kind} in groups of {groups_GM.shape[1]} on this network")
         return min(found, key=lambda each: each.seconds)
-
-    def _with_coding(self, segment: Segment) -> Segment:
-        if self.compression is None or not math.isfinite(self.compression.code_bytes_s):
-            return segment
-        original = segment.sent_bytes * self.compression.ratio
-        return replace(segment, floor_s=original / self.compression.code_bytes_s)
 
     def pattern(
         self,

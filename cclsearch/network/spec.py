@@ -100,15 +100,11 @@ class ClusterSpec(Model):
         """Return the cluster of as many ranks with scale-up domains of this size; UserError if it does not divide."""
         inner = self.tiers[0]
         rest = self.num_ranks / size
-        if inner.kind == "torus" or len(self.tiers) > 2 or rest != int(rest):
+        outer = self.tiers[1:] if rest > 1 else ()
+        if len(self.tiers) > 2 or rest != int(rest) or "torus" in {inner.kind, *(tier.kind for tier in outer)}:
             raise UserError(f"the cluster {self.describe()} cannot have scale-up domains of {size} ranks")
-        first = inner.model_copy(update={"shape": (size,)})
-        if len(self.tiers) == 1 or rest == 1:
-            return ClusterSpec(tiers=(first,))
-        outer = self.tiers[1]
-        if outer.kind == "torus":
-            raise UserError(f"the cluster {self.describe()} cannot have scale-up domains of {size} ranks")
-        return ClusterSpec(tiers=(first, outer.model_copy(update={"shape": (int(rest),)})))
+        sizes = zip((inner, *outer), (size, int(rest)), strict=False)
+        return ClusterSpec(tiers=tuple(tier.model_copy(update={"shape": (each,)}) for tier, each in sizes))
 
 
 def parse_cluster(text: str) -> ClusterSpec:

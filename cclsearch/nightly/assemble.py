@@ -25,7 +25,6 @@ from cclsearch.nightly.summary import (
     PrunedSummary,
     choose_exit_code,
     count_verdicts,
-    summarize_changes,
 )
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase
 from cclsearch.run.folder import Run, load_run
@@ -64,7 +63,7 @@ def _assemble(night: NightRun, state: NightlyJobState, damage: list[str]) -> Job
     compared = _compare(night.config, state, tonight, earlier, ending)
     best = tonight.best
     trial = run.state.trials[tonight.samples[best][0].trial] if best else None
-    base |= {name: summarize_changes(getattr(compared, name), figure) for name in ("worse", "better", "same")}
+    base |= {name: getattr(compared, name) for name in ("worse", "better", "same")}
     base |= {name: tonight.ends[end] for end, name in ENDS.items()}
     damage += [line for one in (*earlier, tonight) for line in one.run.state.damage]
     return JobSummary(

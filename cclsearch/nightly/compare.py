@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
 
 from cclsearch.core.secrets.redact import is_secret_name
 from cclsearch.core.text import count_of, one_line
-from cclsearch.core.values import Config
+from cclsearch.core.values import Config, Model
 from cclsearch.launch.profile import Profile
 from cclsearch.nightly.history import Night, NightFigure, RankedRun, mean_of, read_surroundings
 from cclsearch.record.event import RetryKind
@@ -38,25 +41,23 @@ class NightVerdict(StrEnum):
     NO_RESULT = "no result"
 
 
-@dataclass(frozen=True)
-class Change:
-    """One configuration: tonight compared with earlier nights."""
+class Change(Model):
+    """One configuration: tonight compared with earlier nights, in values of the figure."""
 
     config: Config
     before: float
-    """Mean of its runs on the latest earlier nights; less is better."""
+    """Mean of its runs on the latest earlier nights."""
     now: float | None
     """None if it fails now."""
+    ratio: float | None
+    loss_ratio: float | None = Field(default=None, exclude=True)
+    """Ratio of the compared values, of which less is better: above 1 if it is worse now."""
     confidence: float
     """Confidence, 0 to 1, that it is worse now."""
     runs_before: int
     runs_now: int
     why: tuple[str, ...] = ()
     """Other changes: versions, nodes, causes in the traces."""
-
-    @property
-    def ratio(self) -> float | None:
-        return None if self.now is None or not self.before else _divide(self.now, self.before)
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def compare_night(
     changes = compare_configs(tonight, earlier, noise)
     failing = find_newly_failing(tonight, earlier)
     sure = 1 - (1 - confidence) / max(len(changes), 1)
-    worse = [c for c in changes if c.ratio and c.ratio > 1 + tolerance and c.confidence >= sure]
-    better = [c for c in changes if c.ratio and c.ratio < 1 - tolerance and 1 - c.confidence >= sure]
+    worse = [c for c in changes if c.loss_ratio and c.loss_ratio > 1 + tolerance and c.confidence >= sure]
+    better = [c for c in changes if c.loss_ratio and c.loss_ratio < 1 - tolerance and 1 - c.confidence >= sure]
     same = tuple(c for c in changes if c not in worse and c not in better)
     worse = [*failing, *worse]
     if not tonight.samples and not worse:
@@ -157,19 +158,33 @@ def compare_configs(tonight: Night, earlier: Sequence[Night], noise: Noise) -> l
     for config, samples in tonight.samples.items():
         before = find_reference(config, earlier)
         if before:
-            now_values, old_values = [s.value for s in samples], [s.value for s in before]
-            changes.append(
-                Change(
-                    config=config,
-                    before=mean_of(before),
-                    now=mean_of(samples),
-                    confidence=confidence_better(old_values, now_values, noise),
-                    runs_before=len(before),
-                    runs_now=len(samples),
-                    why=find_changes(config, tonight, earlier),
-                )
-            )
+            sure = confidence_better([s.value for s in before], [s.value for s in samples], noise)
+            why = find_changes(config, tonight, earlier)
+            changes.append(_make_change(tonight.figure, config, before, samples, sure, why))
     return changes
+
+
+def _make_change(
+    figure: NightFigure,
+    config: Config,
+    earlier: Sequence[RankedRun],
+    tonight: Sequence[RankedRun],
+    confidence: float,
+    why: tuple[str, ...],
+) -> Change:
+    old, new = mean_of(earlier), mean_of(tonight) if tonight else None
+    before, now = figure.show(old), None if new is None else figure.show(new)
+    return Change(
+        config=config,
+        before=before,
+        now=now,
+        ratio=None if now is None or not before else now / before,
+        loss_ratio=None if new is None or not old else _divide(new, old),
+        confidence=confidence,
+        runs_before=len(earlier),
+        runs_now=len(tonight),
+        why=why,
+    )
 
 
 def find_reference(config: Config, earlier: Sequence[Night]) -> list[RankedRun]:
@@ -187,7 +202,7 @@ def find_newly_failing(tonight: Night, earlier: Sequence[Night]) -> list[Change]
             continue
         before, failure = find_reference(config, earlier), trial.outcome.failure if trial.outcome else None
         why = f"fails now: {failure.kind.value}: {one_line(failure.message, 200)}" if failure else "fails now"
-        found.append(Change(config, mean_of(before), None, 1.0, len(before), 0, (why,)))
+        found.append(_make_change(tonight.figure, config, before, (), 1.0, (why,)))
     return found
 
 
@@ -202,10 +217,7 @@ def find_changes(config: Config, tonight: Night, earlier: Sequence[Night]) -> tu
         lines.append(f"ccl-search {engines[0]} → {engines[1]}")
     old, new = (read_surroundings(night.samples[config][-1]) for night in (before, tonight))
     if old and new:
-        for name in sorted(old.keys() | new.keys()):
-            if old.get(name, "") != new.get(name, ""):
-                values = [one_line(facts.get(name) or "unknown", 80) for facts in (old, new)]
-                lines.append(f"{one_line(name, 40)} {values[0]} → {values[1]}")
+        lines += [f"{name} {change}" for name, change in _list_differences(old, new, "unknown")]
     lines += compare_profiles(before.run.spec.profile, tonight.run.spec.profile)
     lines = lines[:MAX_CHANGES]
     old_trial, new_trial = (night.run.state.trials[night.samples[config][-1].trial] for night in (before, tonight))
@@ -216,14 +228,15 @@ def find_changes(config: Config, tonight: Night, earlier: Sequence[Night]) -> tu
 def compare_profiles(before: Profile, now: Profile) -> list[str]:
     """Differences of the launcher's profile: fields and variables of its jobs; for a secret only that it changed."""
     old, new = ({**profile.settings, **profile.environment} for profile in (before, now))
-    lines = []
+    return [f"the launcher's {name} {change}" for name, change in _list_differences(old, new, "unset")]
+
+
+def _list_differences(old: Mapping[str, Any], new: Mapping[str, Any], absent: str) -> Iterator[tuple[str, str]]:
+    """Yield the name of each value that changed, and the change; of a secret only that it did."""
     for name in sorted(old.keys() | new.keys()):
-        if old.get(name) == new.get(name):
-            continue
-        values = [one_line(str(fields.get(name, "unset")), 80) for fields in (old, new)]
-        change = "changed" if is_secret_name(name) else f"{values[0]} → {values[1]}"
-        lines.append(f"the launcher's {one_line(name, 40)} {change}")
-    return lines
+        if old.get(name) != new.get(name):
+            values = [one_line(str(facts.get(name, absent)), 80) for facts in (old, new)]
+            yield one_line(name, 40), "changed" if is_secret_name(name) else f"{values[0]} → {values[1]}"
 
 
 def _compare_causes(old: Outcome | None, new: Outcome | None, unit: str) -> list[str]:
@@ -250,8 +263,8 @@ def _decide_verdict(
     figure = tonight.figure
     faster, slower = ("faster", "slower") if figure.metric.is_time else ("better", "worse")
     if worse:
-        most = max(worse, key=lambda change: change.ratio or float("inf"))
-        return NightVerdict.REGRESSED, _describe_regression(most, len(worse), f"{slower} than on", figure)
+        most = max(worse, key=lambda change: change.loss_ratio or math.inf)
+        return NightVerdict.REGRESSED, _describe_regression(most, len(worse), f"{slower} than on", figure.name)
     best = tonight.best
     assert best is not None
     nights = [night for night in earlier if night.samples]
@@ -266,11 +279,11 @@ def _decide_verdict(
         before, now = sum(old) / len(old), mean_of(tonight.samples[best])
         sure, ratio = confidence_better(new, old, noise), _divide(now, before)
         if sure >= confidence and ratio < 1 - tolerance:
-            values = _show_change(figure, before, now, sure)
+            values = _show_change(figure.name, figure.show(before), figure.show(now), sure)
             return NightVerdict.IMPROVED, f"{best} is {faster} than the best so far ({best_before}): {values}"
     if better:
-        most = min(better, key=lambda change: change.ratio or 1.0)
-        values = _show_change(figure, most.before, most.now, 1 - most.confidence)
+        most = min(better, key=lambda change: change.loss_ratio or 1.0)
+        values = _show_change(figure.name, most.before, most.now or math.nan, 1 - most.confidence)
         return NightVerdict.IMPROVED, f"{most.config} is {faster} than on earlier nights: {values}"
     text = f"the best is {best}"
     if noise.is_measured:
@@ -282,7 +295,7 @@ def _decide_verdict(
     return NightVerdict.UNCHANGED, text
 
 
-def _describe_regression(change: Change, count: int, slower_than_on: str, figure: NightFigure) -> str:
+def _describe_regression(change: Change, count: int, slower_than_on: str, figure: str) -> str:
     also = f", and {count - 1} more" if count > 1 else ""
     why = f" ({'; '.join(change.why)})" if change.why else ""
     if change.now is None:
@@ -291,9 +304,8 @@ def _describe_regression(change: Change, count: int, slower_than_on: str, figure
     return f"{change.config} is {slower_than_on} earlier nights: {values}{also}{why}"
 
 
-def _show_change(figure: NightFigure, before: float, now: float | None, confidence: float) -> str:
-    old, new = figure.show(before), figure.show(now or math.nan)
-    return f"{figure.name} {old:.4g} -> {new:.4g} ({new / old:.3f}x), {_show_confidence(confidence)} confidence"
+def _show_change(figure: str, before: float, now: float, confidence: float) -> str:
+    return f"{figure} {before:.4g} -> {now:.4g} ({now / before:.3f}x), {_show_confidence(confidence)} confidence"
 
 
 def _divide(now: float, before: float) -> float:

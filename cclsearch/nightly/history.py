@@ -32,8 +32,8 @@ def name_run(name: str, stamp: str, key: str) -> str:
 
 def find_runs(runs: Path, name: str, key: str) -> list[Path]:
     """Run folders of a job, the oldest night first; links and folders that are not runs are left out."""
-    form = re.compile(rf"{re.escape(name)}-({STAMP})-{re.escape(key)}")
-    return sorted(folder for folder in list_folders(runs) if form.fullmatch(folder.name))
+    series = find_series(runs, name).items()
+    return [folder for stamp, folders in series for folder in folders if folder.name == name_run(name, stamp, key)]
 
 
 def find_series(runs: Path, name: str) -> dict[str, list[Path]]:
@@ -51,12 +51,6 @@ def list_folders(runs: Path) -> list[Path]:
     if not runs.is_dir():
         return []
     return [p for p in runs.iterdir() if not p.is_symlink() and p.is_dir() and (p / SPEC_FILE).is_file()]
-
-
-def stamp_of(folder: Path) -> str:
-    """Stamp of a run's night, from its name."""
-    match = re.search(rf"-({STAMP})-", folder.name)
-    return match[1] if match else ""
 
 
 def is_same_work(one: RunSpec, other: RunSpec) -> bool:
@@ -92,7 +86,6 @@ class RankedRun:
 class Night:
     """Results of one run of a job, or its results since a moment."""
 
-    stamp: str
     run: Run
     samples: Mapping[Config, tuple[RankedRun, ...]]
     failures: Mapping[Config, Trial] = field(default_factory=dict)
@@ -172,37 +165,27 @@ def _has_own_losses(spec: RunSpec) -> bool:
 def read_night(run: Run, since_s: float = 0.0) -> Night:
     """Results of a run since a moment."""
     samples: dict[Config, list[RankedRun]] = {}
-    failed: list[Trial] = []
-    refused: list[Trial] = []
-    unfinished: list[Trial] = []
-    ended: list[Trial] = []
+    found: dict[TrialState, list[Trial]] = {state: [] for state in TrialState}
     figure = choose_figure(run.spec)
     for trial in run.state.trials.values():
-        if trial.outcome is None:
-            unfinished.append(trial)
+        if trial.outcome is not None and (trial.finished_s or 0.0) < since_s:
             continue
-        if (trial.finished_s or 0.0) < since_s:
-            continue
-        ended.append(trial)
+        found[find_state(trial)].append(trial)
         value = run.state.corrected_loss(trial.number)
-        if value is not None and _has_own_losses(run.spec):
+        if value is not None and trial.outcome is not None and _has_own_losses(run.spec):
             measured = trial.outcome.metrics.get(figure.name)
             value = figure.show(measured) if measured else None
         if value is not None:
             sample = RankedRun(trial.number, value, run.trial_folder(trial.number))
             samples.setdefault(trial.config, []).append(sample)
-        elif (trial_state := find_state(trial)) is TrialState.FAILED:
-            failed.append(trial)
-        elif trial_state is TrialState.REFUSED:
-            refused.append(trial)
+    unfinished, failed = found.pop(TrialState.UNFINISHED), found[TrialState.FAILED]
     return Night(
-        stamp=stamp_of(run.folder),
         run=run,
-        samples={config: tuple(found) for config, found in samples.items()},
+        samples={config: tuple(runs) for config, runs in samples.items()},
         failures={trial.config: trial for trial in failed if trial.config not in samples},
-        ends=count_states(ended),
+        ends=count_states(trial for ended in found.values() for trial in ended),
         failed=tuple(failed),
-        refused=tuple(refused),
+        refused=tuple(found[TrialState.REFUSED]),
         unfinished=tuple(unfinished),
     )
 
@@ -236,6 +219,6 @@ def read_surroundings(sample: RankedRun) -> dict[str, str]:
         facts = {str(name): str(version) for name, version in versions.items()}
         for name in ("hosts", "devices"):
             facts[name] = ", ".join(sorted({str(item) for item in data.get(name) or ()}))
-        return facts
+        return {name: fact for name, fact in facts.items() if fact}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}

@@ -162,11 +162,8 @@ class NightRun:
 
     def count_spent_tonight(self) -> Spent:
         """Amounts that the night spent so far, from the ledgers and the clock."""
-        total = Spent(hours=self._hours)
-        for state in self.states.values():
-            if state.folder is not None:
-                total += self._count_spent_by(state)
-        return total
+        total = sum(map(self.count_spent_by, self.states.values()), Spent())
+        return total.model_copy(update={"hours": self._hours})
 
     @property
     def is_stopped(self) -> bool:
@@ -182,16 +179,17 @@ class NightRun:
         return self.window.hours + (boot_clock_s() - self._begun_boot_s) / 3600
 
     def count_spent_by(self, state: NightlyJobState) -> Spent:
-        """Return the amounts that a job spent tonight, with its wall time; rounded, so that shown figures add up."""
-        spent = self._count_spent_by(state).model_copy(update={"hours": state.hours})
-        return Spent(**{name: round(value, 6) for name, value in spent})
+        """Return the amounts that a job spent tonight, rounded, so that shown figures add up.
 
-    def _count_spent_by(self, state: NightlyJobState) -> Spent:
-        """Amounts that a job's search spent tonight; an interrupted trial counts only once it is retried."""
-        assert state.folder is not None
+        An interrupted trial counts only once it is retried.
+        """
+        if state.folder is None:
+            return Spent(hours=state.hours)
         run = load_run(state.folder)
         spent = count_spent(run.spec, run.state, self.window.started_s, time.time())
-        return spent.model_copy(update={"trials": spent.trials - count_interrupted(run, since_s=self.window.started_s)})
+        trials = spent.trials - count_interrupted(run, since_s=self.window.started_s)
+        spent = spent.model_copy(update={"trials": trials, "hours": state.hours})
+        return Spent(**{name: round(value, 6) for name, value in spent})
 
     def _is_done(self, state: NightlyJobState) -> bool:
         """Whether its search ended for another reason than a used-up share of the trials."""
@@ -226,8 +224,7 @@ class NightRun:
         job = state.job
         wanted = count_wanted(job)
         own = job.budget.model_copy(update={"trials": None})
-        used = self._count_spent_by(state).model_copy(update={"hours": state.hours}) if state.folder else Spent()
-        limits = find_lower_limits(share, own, used)
+        limits = find_lower_limits(share, own, self.count_spent_by(state))
         trials = wanted if limits["trials"] is None else int(limits["trials"])
         if find_exhausted(limits) or trials < 1:
             return

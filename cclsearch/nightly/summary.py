@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from cclsearch.core.text import one_line, show_number
 from cclsearch.core.values import Model, Provenance
 from cclsearch.nightly.compare import Change, NightVerdict
-from cclsearch.nightly.history import NightFigure
 from cclsearch.nightly.share import Spent
 from cclsearch.record.trial import TrialState, describe_counts
 
@@ -37,21 +36,6 @@ ENDS = {
     TrialState.PRUNED: "ended_early",
 }
 """End of a job's trial -> the field of the job's summary that counts it."""
-
-
-class ChangeSummary(Model):
-    """Change of one configuration since earlier nights."""
-
-    config: dict[str, bool | int | float | str]
-    before: float
-    now: float | None
-    """None if it fails now."""
-    ratio: float | None
-    confidence: float
-    """Confidence, 0 to 1, that it is worse now."""
-    runs_before: int
-    runs_now: int
-    why: tuple[str, ...] = ()
 
 
 class BestSummary(Model, extra="allow"):
@@ -101,9 +85,9 @@ class JobSummary(Model):
     """Trials whose first measurements showed that they are slower than the best beyond doubt."""
     spent: Spent = Spent()
     """Amounts that count against budgets; its trials are those that the search proposed."""
-    worse: tuple[ChangeSummary, ...] = ()
-    better: tuple[ChangeSummary, ...] = ()
-    same: tuple[ChangeSummary, ...] = ()
+    worse: tuple[Change, ...] = ()
+    better: tuple[Change, ...] = ()
+    same: tuple[Change, ...] = ()
     noise: float | None = None
     """Run-to-run noise: standard deviation of one run, relative to its value."""
     nights_before: int = 0
@@ -147,11 +131,8 @@ def describe_trials(night: NightSummary) -> str:
 
 def choose_exit_code(verdicts: Sequence[NightVerdict]) -> int:
     """3 if a job regressed, else 4 if one had infrastructure trouble, else 1 if one has no result, else 0."""
-    if NightVerdict.REGRESSED in verdicts:
-        return EXIT_REGRESSED
-    if NightVerdict.TROUBLE in verdicts:
-        return EXIT_TROUBLE
-    return EXIT_NO_RESULT if NightVerdict.NO_RESULT in verdicts else EXIT_OK
+    codes = (EXIT_REGRESSED, EXIT_TROUBLE, EXIT_NO_RESULT)
+    return next((code for verdict, code in zip(ORDER, codes, strict=False) if verdict in verdicts), EXIT_OK)
 
 
 def count_verdicts(verdicts: Sequence[NightVerdict]) -> str:
@@ -159,17 +140,6 @@ def count_verdicts(verdicts: Sequence[NightVerdict]) -> str:
     counted = [(verdict, list(verdicts).count(verdict)) for verdict in ORDER]
     parts = [f"{count} {COUNTED.get(verdict, verdict.value)}" for verdict, count in counted if count]
     return f"{len(verdicts)} job{'s' * (len(verdicts) > 1)}: {', '.join(parts)}" if parts else "nothing ran"
-
-
-def summarize_changes(changes: Sequence[Change], figure: NightFigure) -> tuple[ChangeSummary, ...]:
-    """The changes as plain data, in values of the figure."""
-    found = []
-    for change in changes:
-        before, now = figure.show(change.before), None if change.now is None else figure.show(change.now)
-        ratio = None if now is None or not before else now / before
-        shown = {"config": dict(change.config), "before": before, "now": now, "ratio": ratio}
-        found.append(ChangeSummary(**{**vars(change), **shown}))
-    return tuple(found)
 
 
 def render_message(night: NightSummary) -> str:

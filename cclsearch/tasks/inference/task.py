@@ -57,9 +57,6 @@ class InferenceTask(RequestTask):
         require_numbers(card, "batch_size", "input_len", "output_len")
         return super().freeze(card, objective)
 
-    def concurrency_of(self, card: Card) -> float | None:
-        return float(card.work["batch_size"]) if "batch_size" in card.work else None
-
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
         work = card.work
         asked = PlannedRequest(input_tokens=card.number("input_len"), output_tokens=card.number("output_len"))

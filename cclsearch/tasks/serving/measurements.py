@@ -36,6 +36,7 @@ LATENCIES = {
     "e2e": "time of a request",
 }
 STATISTICS = {"mean": "mean", "p50": "median", "p90": "90th percentile", "p99": "99th percentile"}
+PERCENTS = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 THROUGHPUT = "output_tokens_per_s_per_accelerator"
 """The primary metric of both tasks."""
 GOODPUT = "goodput_requests_per_s"
@@ -121,24 +122,32 @@ def measure_load(
     window_s = max(r.end_s for r in answered) - min(r.arrival_s for r in answered)
     if window_s <= 0:
         return {}
-    output = sum(r.output_tokens for r in answered)
-    rate = output / window_s
-    latencies = find_latencies(answered)
-    metrics = {
-        THROUGHPUT: rate / num_accelerators,
-        "output_tokens_per_s": rate,
-        "total_tokens_per_s": (output + sum(r.input_tokens for r in answered)) / window_s,
-        "requests_per_s": len(answered) / window_s,
-        "goodput_requests_per_s": count_good(answered, targets) / window_s,
-        "accelerator_seconds_per_mtoken": num_accelerators / rate * 1e6,
+    given, output = sum(r.input_tokens for r in answered), sum(r.output_tokens for r in answered)
+    metrics: dict[str, float] = {
+        **find_rates(len(answered), given, output, window_s, num_accelerators),
+        GOODPUT: count_good(answered, targets) / window_s,
         "batch_latency_s": window_s,
     }
-    for name, values in latencies.items():
+    for name, values in find_latencies(answered).items():
         if len(values):
             metrics |= summarize(name, values)
     if metrics.get("tpot_mean_s"):
         metrics["output_tokens_per_s_per_user"] = 1 / metrics["tpot_mean_s"]
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+
+
+def find_rates(
+    num_requests: int, input_tokens: int, output_tokens: int, window_s: Any, num_accelerators: Any
+) -> dict[str, Any]:
+    """Return the rates of requests that were answered in so many seconds; numbers, or arrays over configurations."""
+    rate = output_tokens / window_s
+    return {
+        THROUGHPUT: rate / num_accelerators,
+        "output_tokens_per_s": rate,
+        "total_tokens_per_s": (input_tokens + output_tokens) / window_s,
+        "requests_per_s": num_requests / window_s,
+        "accelerator_seconds_per_mtoken": num_accelerators / rate * 1e6,
+    }
 
 
 def derive_energy(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -156,10 +165,9 @@ def find_latencies(answered: Sequence[RequestRecord]) -> dict[str, list[float]]:
     return {name: [value for own in each for value in own[name]] for name in LATENCIES}
 
 
-def summarize(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean and percentiles, by the names of their metrics."""
-    p50, p90, p99 = np.percentile(values, (50, 90, 99))
-    found = (float(np.mean(values)), float(p50), float(p90), float(p99))
+def summarize(name: str, values: Any, axis: int | None = None) -> dict[str, Any]:
+    """Mean and percentiles, by the names of their metrics: numbers, or arrays without that axis."""
+    found = (np.mean(values, axis), *np.percentile(values, list(PERCENTS.values()), axis))
     return {f"{name}_{statistic}_s": value for statistic, value in zip(STATISTICS, found, strict=True)}
 
 

@@ -119,7 +119,8 @@ class RequestTask(Task):
 
     def concurrency_of(self, card: Card) -> float | None:
         """The requests that are at the server at once; None if the card does not say."""
-        return None
+        [field] = self.loads
+        return float(card.work[field]) if field in card.work else None
 
     def read_files(self, folder: Path, result: TrialResult) -> TrialResult:
         assert isinstance(result, ServingResult)
@@ -254,9 +255,8 @@ class ServingTask(RequestTask):
         return super().make_input(card, config, is_measured=is_measured, **own, **fields)
 
     def concurrency_of(self, card: Card) -> float | None:
-        """The requests that a load has at once; None if the card does not say."""
-        is_closed = find_arrival(card) is Arrival.CLOSED
-        return float(card.work["concurrency"]) if is_closed and "concurrency" in card.work else None
+        """As the base class; None for requests that come at their times."""
+        return super().concurrency_of(card) if find_arrival(card) is Arrival.CLOSED else None
 
     def other_metric(self, card: Card) -> MetricInfo | None:
         """Throughput of the second load in a closed loop, else the time of its requests: the rate is given."""

@@ -20,9 +20,14 @@ def freeze_seed(options: Mapping[str, Value | None]) -> dict[str, Value | None]:
     name = options.get("seed_policy")
     if not name:
         return dict(options)
-    path = find_code("policies", str(name), ".py")
+    return {**options, "seed_program": read_policy(str(name))}
+
+
+def read_policy(name: str) -> str:
+    """Return the text of a policy program, given by its name or its path; raises UserError if it cannot be read."""
+    path = find_code(POLICIES_FOLDER, name, ".py")
     try:
-        return {**options, "seed_program": path.read_text(encoding="utf-8")}
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the policy {str(path)!r}: {error}") from None
 

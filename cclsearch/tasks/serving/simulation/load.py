@@ -19,11 +19,10 @@ from cclsearch.tasks.serving.closed_form.memory import count_cached_tokens
 from cclsearch.tasks.serving.closed_form.replica import Array, Replica
 from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, StepCosts, read_costs
 from cclsearch.tasks.serving.contract import PlannedRequest
-from cclsearch.tasks.serving.measurements import GOODPUT, STATISTICS, THROUGHPUT
+from cclsearch.tasks.serving.measurements import GOODPUT, PERCENTS, find_rates, summarize
 from cclsearch.tasks.serving.simulation.batching import answer_all
 from cclsearch.tasks.serving.simulation.step_times import ENDLESS, Answered, Engines, Ints, Requests, StepTimes
 
-PERCENTS = {"p50": 50.0, "p90": 90.0, "p99": 99.0}
 # This bounds the memory.
 MAX_CELLS = 1_500_000
 """Largest product of engines and their requests or places that is simulated together."""
@@ -148,13 +147,8 @@ def _measure(
     tpot = (end - first)[:, asked > 1] / (asked[asked > 1] - 1)
     latencies = {"ttft": first - arrival, "tpot": tpot, "e2e": end - arrival}
     window = end.max(axis=1) - arrival.min(axis=1)
-    rate = asked.sum() / window
     found = {
-        THROUGHPUT: rate / accelerators,
-        "output_tokens_per_s": rate,
-        "total_tokens_per_s": (asked.sum() + given.sum()) / window,
-        "requests_per_s": len(asked) / window,
-        "accelerator_seconds_per_mtoken": accelerators / rate * 1e6,
+        **find_rates(len(asked), given.sum(), asked.sum(), window, accelerators),
         "queue_mean_s": (start - arrival).mean(axis=1) - lag_s,
         "preemptions": answered.preemptions.reshape(-1, count).sum(axis=1).astype(np.float64),
         "kv_cache_use_peak": answered.peak.reshape(-1, count).max(axis=1),
@@ -162,7 +156,7 @@ def _measure(
     }
     for name, values in latencies.items():
         if values.shape[1]:
-            found |= _summarize(name, values)
+            found |= summarize(name, values, axis=1)
     found |= _summarize_gaps(answered, count, len(accelerators))
     if tpot.shape[1]:
         found["output_tokens_per_s_per_user"] = 1 / found["tpot_mean_s"]
@@ -178,12 +172,6 @@ def _measure(
         number = np.logical_and.reduce(kept).sum(axis=1) if kept else np.full(len(window), len(asked))
         found[GOODPUT] = number / window
     return found
-
-
-def _summarize(name: str, values: Array) -> dict[str, Array]:
-    percentiles = np.percentile(values, list(PERCENTS.values()), axis=1)
-    found = (values.mean(axis=1), *percentiles)
-    return {f"{name}_{statistic}_s": each for statistic, each in zip(STATISTICS, found, strict=True)}
 
 
 def _summarize_gaps(answered: Answered, count: int, configurations: int) -> dict[str, Array]:
