@@ -98,10 +98,13 @@ def ask_sweep(
     ranks: int | None = None,
 ) -> SweepAsked:
     """Return the comparison that the texts ask for; raises UserError for one that cannot be read."""
+    known = sorted({"auto", *(each for options in ALGORITHMS.values() for each in options)})
+    if algorithm not in known:
+        raise UserError(f"no algorithm {algorithm!r}: it is one of {', '.join(known)}")
     return SweepAsked(
         clusters=[_read_option(text) for text in clusters],
         chips=[find_accelerator(name) for name in accelerators],
-        algorithm=_read_algorithm(algorithm),
+        algorithm=algorithm,
         compression=_read_compression(compress),
         base=parse_cluster(base) if base else None,
         ranks=ranks,
@@ -189,13 +192,6 @@ def _read_option(text: str) -> tuple[str, ClusterSpec]:
     if not is_named or ":" in name:
         name, spec = text, text
     return one_line(name, 60), parse_cluster(spec)
-
-
-def _read_algorithm(name: str) -> str:
-    known = sorted({each for options in ALGORITHMS.values() for each in options})
-    if name != "auto" and name not in known:
-        raise UserError(f"no algorithm {name!r}: it is one of auto, {', '.join(known)}")
-    return name
 
 
 def _read_compression(text: str | None) -> Compression | None:

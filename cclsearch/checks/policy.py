@@ -13,7 +13,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.policy.runner import SandboxRunner, environment_fields, workload_fields
-from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable, make_surrogate_table
+from cclsearch.propose.agent.prompt.surrogate_table import make_surrogate_table
 from cclsearch.propose.base import SearchView
 from cclsearch.space.build import build_space, explain_config
 from cclsearch.space.framework import choose_framework
@@ -65,7 +65,9 @@ def _check(program: str, card: Card, use_fewer: bool) -> PolicyVerdict:
             verdicts = explain_config(card, framework, full, use_fewer=use_fewer)
             reasons = tuple(f"{v.rule}: {v.summary} ({v.detail})" for v in verdicts if v.ok is False) or reasons
         return PolicyVerdict(card.name, named, False, reasons)
-    best, value = _best_value(view, table), float(table.value_N[row])
+    fitting = table.value_N[(table.fits_N >= 0.5) & np.isfinite(table.value_N)]
+    best = view.primary.sign * min(view.primary.sign * fitting, default=0.0)
+    value = float(table.value_N[row])
     slower = (value / best) ** view.primary.sign if best and np.isfinite(value) else None
     words = "the fastest predicted time" if view.primary.is_time else f"the best predicted {view.primary.words}"
     return PolicyVerdict(card.name, choice.config, True, (), choice.note, float(table.fits_N[row]), slower, words)
@@ -77,11 +79,6 @@ def _explain(problem: str, view: SearchView) -> str:
     if found is None or found[1] in {*workload_fields(view), *environment_fields(view.card, view.space)}:
         return problem
     return f"the program reads {found[1]!r}, which a card of task {view.card.task!r} does not have"
-
-
-def _best_value(view: SearchView, table: SurrogateTable) -> float | None:
-    fitting = table.value_N[(table.fits_N >= 0.5) & np.isfinite(table.value_N)]
-    return float(fitting[np.argmin(view.primary.sign * fitting)]) if len(fitting) else None
 
 
 def describe_verdict(verdict: PolicyVerdict) -> list[str]:

@@ -305,17 +305,13 @@ def _describe_regression(change: Change, count: int, slower_than_on: str, figure
 
 
 def _show_change(figure: str, before: float, now: float, confidence: float) -> str:
-    return f"{figure} {before:.4g} -> {now:.4g} ({now / before:.3f}x), {_show_confidence(confidence)} confidence"
+    sure = "more than 99.9%" if confidence >= MAX_SHARE else f"{confidence:.1%}"
+    return f"{figure} {before:.4g} -> {now:.4g} ({now / before:.3f}x), {sure} confidence"
 
 
 def _divide(now: float, before: float) -> float:
     """Ratio of a compared value to before: above 1 if it is worse, also for values below 0 (less is better)."""
     return now / before if before > 0 else 1.0 + (now - before) / (abs(before) or 1.0)
-
-
-def _show_confidence(confidence: float) -> str:
-    """Return a confidence in percent, never rounded to 100 %."""
-    return "more than 99.9%" if confidence >= MAX_SHARE else f"{confidence:.1%}"
 
 
 def _join(text: str, ending: str) -> str:

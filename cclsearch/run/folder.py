@@ -20,7 +20,7 @@ from cclsearch.core.job_file import has_job_file
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Config
 from cclsearch.record.event import EndKind, Event, SpaceGrown, explain_bad_lines
-from cclsearch.record.ledger import LEDGER_FILE, LedgerFollower, fold_ledger
+from cclsearch.record.ledger import LEDGER_FILE, LedgerFollower
 from cclsearch.record.lock import FolderLock, is_locked
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
@@ -78,10 +78,7 @@ class Run:
 
 def load_run(folder: Path) -> Run:
     """Read a run folder; raises UserError if it is not one, is damaged, or was written by a newer version."""
-    spec = read_spec(folder)
-    ledger = folder / LEDGER_FILE
-    state = fold_ledger(ledger) if has_job_file(ledger) else RunState()
-    return Run(folder, grow_spec(spec, state.growth), state, is_locked(folder))
+    return RunFollower(folder).read()
 
 
 def load_runs(folders: Iterable[Path], skip: Callable[[str, UserError], None]) -> Iterator[Run]:

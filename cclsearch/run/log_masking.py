@@ -184,6 +184,8 @@ def _scrub(path: Path) -> None:
 
 def _replace(path: Path, source: BinaryIO, opened: os.stat_result) -> None:
     """Put the masked text in the place of the opened file, unless that was moved aside meanwhile."""
+    from cclsearch.trace.files.cache import cache_path  # with numpy
+
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=PREFIX)  # a path that no job can prepare
     clean = Path(name)
     try:
@@ -197,16 +199,9 @@ def _replace(path: Path, source: BinaryIO, opened: os.stat_result) -> None:
         with moving:
             if os.path.samestat(opened, path.lstat()):
                 clean.replace(path)
-                _forget_columns(path)
+                cache_path(path).unlink(missing_ok=True)  # the cached columns of a trace have its texts
     finally:
         clean.unlink(missing_ok=True)
-
-
-def _forget_columns(trace: Path) -> None:
-    """Delete the cached columns of a trace: they have its texts."""
-    from cclsearch.trace.files.cache import cache_path  # with numpy
-
-    cache_path(trace).unlink(missing_ok=True)
 
 
 def mask_pieces(source: BinaryIO, path: Path) -> Iterator[tuple[bytes, bytes]]:

@@ -92,8 +92,8 @@ class _Batch:
         self.end = np.full((size, most), NEVER)
         self.base = np.zeros((size, most))
         self.order = np.full((size, most), -1, dtype=np.int64)
-        self.free_places = np.tile(np.arange(most)[::-1], (size, 1))
-        self.free_places = _align(self.free_places, self.num_free)
+        # the first `num_free` of an engine are usable
+        self.free_places = np.maximum(self.num_free[:, None] - 1 - np.arange(most), 0)
         self.gaps: list[tuple[Ints, Array, Array]] = []
         self.kept = {name: getattr(self, name).copy() for name in _KEPT}
         self._read_columns()
@@ -436,9 +436,3 @@ class _Batch:
             if isinstance(value, np.ndarray):  # every array has a row for each engine
                 setattr(self, name, value[rows])
         self._read_columns()
-
-
-def _align(places: Ints, count: Ints) -> Ints:
-    """Return the free places of each engine, the first `count` of them usable."""
-    width = places.shape[1]
-    return np.where(np.arange(width) < count[:, None], count[:, None] - 1 - np.arange(width), 0)
