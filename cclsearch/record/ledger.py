@@ -81,12 +81,13 @@ class LedgerFollower:
             found, offset = self._examine(line, self._number + 1), self.offset
             self._number, self.offset = self._number + 1, offset + (line if isinstance(line, int) else len(line))
             if isinstance(found, BadLine):
-                self.state.skip(found)
+                self.state.bad_lines.append(found)
                 continue
             try:
                 self.state.apply(found, offset)
             except ValueError as error:
-                self.state.skip(BadLine(self._number, str(error), found.event, getattr(found, "trial", None)))
+                trial = getattr(found, "trial", None)
+                self.state.bad_lines.append(BadLine(self._number, str(error), found.event, trial))
                 continue
             yield found
 

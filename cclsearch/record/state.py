@@ -126,10 +126,6 @@ class RunState:
         if number is not None:
             self.trials.add_line(number, offset)
 
-    def skip(self, line: BadLine) -> None:
-        """Note that a line cannot be used."""
-        self.bad_lines.append(line)
-
     @property
     def damage(self) -> tuple[str, ...]:
         """Return the terminal's message on lines that cannot be used, for pages and JSON; empty if all can.
@@ -196,7 +192,7 @@ class RunState:
             return None
         losses = {first: [self._loss(number) for number in group] for first, group in groups.items()}
         mean = {number: sum(runs) / len(runs) for number, runs in losses.items()}
-        runs = {number: self._count_runs(group) for number, group in groups.items()}
+        runs = {first: sum(number not in self.controls for number in group) for first, group in groups.items()}
         fastest = min(mean, key=mean.__getitem__)
         return self.trials[fastest if runs[fastest] == max(runs.values()) else self._choose_best(losses, mean, runs)]
 
@@ -220,10 +216,6 @@ class RunState:
         """Ranked runs of one configuration, including confirmations, in order of finishing."""
         same = next((group for group in self._group_ranked() if self.trials[group[0]].config == config), [])
         return [self.trials[number] for number in same]
-
-    def _count_runs(self, numbers: list[int]) -> int:
-        """Return how often a configuration ran; controls, which do not confirm it, are left out."""
-        return sum(number not in self.controls for number in numbers)
 
     def _choose_best(self, losses: dict[int, list[float]], mean: dict[int, float], runs: dict[int, int]) -> int:
         """First trial of the best configuration with the most runs, unless one with fewer is likely to be better."""
