@@ -6,14 +6,15 @@ import argparse
 from pathlib import Path
 
 from cclsearch.cli.output import say
+from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError
 from cclsearch.core.settings import SETTINGS_FILE
-from cclsearch.core.trust import LINE, current_project, list_code, trust_project, withdraw_trust
+from cclsearch.core.trust import LINE, list_code, trust_project, withdraw_trust
 
 
 def run(args: argparse.Namespace) -> None:
     """Confirm a project, and print the files that may run from now on."""
-    folder = current_project() if args.directory is None else Path(args.directory).expanduser().resolve()
+    folder = (project_root() if args.directory is None else Path(args.directory).expanduser()).resolve()
     if not folder.is_dir():
         raise UserError(f"{str(args.directory)!r} is not a folder: name a project")
     if args.withdraw:

@@ -26,16 +26,13 @@ RESULT_BYTES = 64 * 2**20
 RECORD_BYTES = 2**20
 """Largest file of a few fields: a job's record, the failure of a rank, a job script."""
 _INT64 = 2**63
-_KINDS = (
-    (stat.S_ISDIR, "folder"),
-    (stat.S_ISLNK, "symbolic link"),
-    (stat.S_ISFIFO, "FIFO"),
-    (stat.S_ISSOCK, "socket"),
-    (stat.S_ISCHR, "device"),
-    (stat.S_ISBLK, "device"),
-)
-
-
+_KINDS = {
+    stat.S_IFDIR: "folder",
+    stat.S_IFLNK: "symbolic link",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    **dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "device"),
+}
 _served: ContextVar[Path | None] = ContextVar("served", default=None)
 """The folder below which `open_inside` follows no link."""
 
@@ -184,5 +181,4 @@ def _parse_int(text: str) -> int | float:
 def _refuse(path: Path, mode: int) -> JobFileError:
     if stat.S_ISREG(mode):
         return JobFileError(f"{path.name} is reached through a link, or has a second name (a hard link)")
-    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "special file")
-    return JobFileError(f"{path.name} is a {kind}, not a regular file")
+    return JobFileError(f"{path.name} is a {_KINDS.get(stat.S_IFMT(mode), 'special file')}, not a regular file")

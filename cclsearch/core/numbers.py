@@ -31,12 +31,9 @@ def parse_number(text: str) -> float:
     return number
 
 
-def read_whole(text: str, low: int, high: int = MAX_COUNT) -> int:
+def read_whole(text: str, low: int, high: int) -> int:
     """The whole number in the text; raises ValueError, with the range, unless it is from `low` to `high`."""
-    try:
-        number = parse_whole(text)
-    except ValueError:
-        number = low - 1
+    number = int(text) if _WHOLE.fullmatch(text.strip()) else low - 1
     if number < low:
         raise ValueError(f"must be a whole number of at least {low}, not {text[:60]!r}")
     if number > high:
@@ -44,13 +41,9 @@ def read_whole(text: str, low: int, high: int = MAX_COUNT) -> int:
     return number
 
 
-def read_amount(text: str, low: float, high: float = MAX_AMOUNT) -> float:
+def read_amount(text: str, low: float, high: float) -> float:
     """The number in the text; raises ValueError, with the range, unless it is from `low` to `high`."""
-    try:
-        number = parse_number(text)
-    except ValueError:
-        number = low - 1
-    if not low <= number <= high:
-        least = "above 0" if 0 < low < 1e-9 else f"from {low:g}"
-        raise ValueError(f"must be a number {least} to {high:g}, not {text[:60]!r}")
-    return number
+    if _NUMBER.fullmatch(text.strip()) and low <= float(text) <= high:
+        return float(text)
+    least = "above 0" if 0 < low < 1e-9 else f"from {low:g}"
+    raise ValueError(f"must be a number {least} to {high:g}, not {text[:60]!r}")

@@ -168,12 +168,15 @@ def _refuse(name: str, path: Path) -> None:
 
 def _load_one(plugin: Plugin, load: Callable[[], Any]) -> None:
     global _loading
-    _loading = plugin.name
+    _loading, problem = plugin.name, ""
     try:
-        loaded = plugin._replace(problem=_find_problem(load))
+        load()
+    except (Exception, SystemExit) as error:  # a plugin may raise anything, also the exit of a program
+        is_ours = isinstance(error, ImportError) and (error.name or "").split(".")[0] == "cclsearch"
+        problem = one_line(f"{'it needs an update' if is_ours else type(error).__name__}: {error}", 300)
     finally:
         _loading = ""
-    _report(loaded)
+    _report(plugin._replace(problem=problem))
 
 
 def _import_file(path: Path) -> None:
@@ -190,18 +193,6 @@ def describe_broken_plugins() -> str:
     """Return the end of "there is no X": the plugins that were left out; empty if none was."""
     broken = [plugin for plugin in _PLUGINS.values() if plugin.problem]
     return "".join(f"; the plugin {plugin.name} was left out: {plugin.problem}" for plugin in broken)
-
-
-def _find_problem(load: Callable[[], Any]) -> str:
-    """Import a plugin; returns why it must be left out, or an empty text."""
-    try:
-        load()
-    except ImportError as error:
-        is_ours = (error.name or "").split(".")[0] == "cclsearch"
-        return one_line(f"{'it needs an update' if is_ours else type(error).__name__}: {error}", 300)
-    except (Exception, SystemExit) as error:  # a plugin may raise anything, also the exit of a program
-        return one_line(f"{type(error).__name__}: {error}", 300)
-    return ""
 
 
 def _report(plugin: Plugin) -> None:

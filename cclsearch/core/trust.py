@@ -26,7 +26,6 @@ from cclsearch.core.content import (
     CONTENT_KINDS,
     FRAMEWORK_SUFFIX,
     find_content,
-    project_root,
     shipped_root,
 )
 from cclsearch.core.errors import UserError, writing_to
@@ -79,13 +78,9 @@ def require_trust(path: Path, what: str) -> Path:
         return real
     owner = find_owner(real)
     settings = load_settings(owner)
-    if _is_in_run(real, owner, owner / settings.runs):
-        raise UserError(
-            f"{str(path)!r} is {what}, but in a folder of runs, which may have been copied: nothing there runs. Move it"
-            f" to {str(owner)!r}"
-        )
-    if brought := _find_foreign(real, owner):
-        raise UserError(f"{str(path)!r} is {what}, but {brought}: nothing of others runs. Put a copy in its place")
+    if brought := _find_foreign(real, owner, owner / settings.runs):
+        why = f"{str(path)!r} is {what}, but {brought}"
+        raise UserError(f"{why}: nothing of others runs. Put your own copy into {str(owner)!r}")
     says_so = settings.trust_code
     if says_so and _is_confirmed(owner):
         return real
@@ -167,19 +162,11 @@ def list_code(folder: Path) -> Iterator[Path]:
                     yield path
 
 
-def current_project() -> Path:
-    """The user's project, with links followed."""
-    return project_root().resolve()
-
-
-def _is_in_run(real: Path, owner: Path, runs: Path) -> bool:
-    """Whether a file of the project is in its folder of runs, or in any run folder."""
+def _find_foreign(real: Path, owner: Path, runs: Path) -> str:
+    """Why what is at the path is not the project's own although the path is the project's; empty if it is."""
     inside = [folder for folder in real.parents if folder.is_relative_to(owner)]
-    return real.is_relative_to(runs.resolve()) or any(os.path.lexists(folder / RUN_FILE) for folder in inside)
-
-
-def _find_foreign(real: Path, owner: Path) -> str:
-    """Why another's folder or file is at the path although the path is the project's; empty if none is."""
+    if real.is_relative_to(runs.resolve()) or any(os.path.lexists(folder / RUN_FILE) for folder in inside):
+        return "it is in a folder of runs, which may have been copied"
     with contextlib.suppress(OSError):
         found = os.stat(real)
         if found.st_nlink > 1 and found.st_uid not in (0, os.getuid()):

@@ -120,18 +120,17 @@ def _locate(error: Any) -> str:
     return f"{field or 'value'}: {_describe_problem(error)}"
 
 
+_PROBLEMS = {"missing": "is missing", "extra_forbidden": "is not a known field"}
+_MUSTS = {"tuple_type": "must be a list", "model_type": "must be a mapping"}
+"""Type of pydantic's error -> what it says of a field, and of a field's value."""
+
+
 def _describe_problem(error: Any) -> str:
-    if error["type"] == "missing":
-        return "is missing"
-    if error["type"] == "extra_forbidden":
-        return "is not a known field"
+    if error["type"] in _PROBLEMS:
+        return _PROBLEMS[error["type"]]
     if error["type"] == "too_short" and not error["input"]:
         return "must not be empty"
-    message = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "tuple_type":
-        message = "must be a list"
-    elif error["type"] == "model_type":
-        message = "must be a mapping"
+    message = _MUSTS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
     return f"{message[:1].lower()}{message[1:]}, not {one_line(repr(error['input']), 60)}"
 
 
