@@ -178,6 +178,7 @@ def _xpu(
 
 _TOPO = "workload.hardware.network_topo"
 EXECUTORS = ("Model-executor", "model_executor", "model-executor", "workload.Model-executor")
+_FRAMEWORK = tuple(f"{root}.framework" for root in EXECUTORS)
 
 FIELDS: tuple[CardField, ...] = (
     CardField("task", FieldKind.TASK, ("workload.task",)),
@@ -204,28 +205,19 @@ FIELDS: tuple[CardField, ...] = (
     _arch("num_shared_experts", FieldKind.COUNT0, "n_shared_experts", maximum=100_000),
     _arch("num_dense_layers", FieldKind.COUNT0, "first_k_dense_replace", maximum=10_000),
     _xpu("accelerator", FieldKind.TEXT, "model", required=True),
-    CardField(
-        "memory_gb", FieldKind.NUMBER, (f"{_XPU}.memory_gb", f"{_XPU}.memory_gib"), False, 100_000, key="memory_gib"
-    ),
+    _xpu("memory_gb", FieldKind.NUMBER, "memory_gb", "memory_gib", maximum=100_000, key="memory_gib"),
     _xpu("peak_flops", FieldKind.RATES, maximum=1e18),
     _xpu("memory_gb_per_s", FieldKind.NUMBER, maximum=1e6),
     _xpu("scale_up_domain", FieldKind.COUNT, maximum=1_000_000),
     _xpu("nominal", FieldKind.SWITCH),
     _xpu("kernel_tables", FieldKind.TEXT),
     _xpu("total_count", FieldKind.COUNT, required=True, maximum=1_000_000, key="num_accelerators"),
-    CardField(
-        "count_per_node", FieldKind.COUNT, (f"{_XPU}.count_per_node",), True, 1_000_000, key="accelerators_per_node"
-    ),
+    _xpu("count_per_node", FieldKind.COUNT, required=True, maximum=1_000_000, key="accelerators_per_node"),
     CardField("scale_out_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_out_gbps",), maximum=1e7),
     CardField("scale_up_gbps", FieldKind.NUMBER, (f"{_TOPO}.scale_up_gbps",), maximum=1e7),
     CardField("torus", FieldKind.AXES, (f"{_TOPO}.torus",)),
-    CardField("framework", FieldKind.TEXT, tuple(f"{root}.framework.name" for root in EXECUTORS)),
-    CardField(
-        "framework_version",
-        FieldKind.TEXT,
-        tuple(f"{root}.framework.version" for root in EXECUTORS),
-        is_informative=True,
-    ),
+    CardField("framework", FieldKind.TEXT, tuple(f"{at}.name" for at in _FRAMEWORK)),
+    CardField("framework_version", FieldKind.TEXT, tuple(f"{at}.version" for at in _FRAMEWORK), is_informative=True),
     CardField("recording", FieldKind.TEXT, ("recording",)),
     CardField("description", FieldKind.TEXT, ("description",), is_informative=True),
     CardField("source", FieldKind.TEXT, ("source", "hf_url"), is_informative=True),

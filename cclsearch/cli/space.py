@@ -14,8 +14,6 @@ from cclsearch.plan.target import read_names
 
 def run(args: argparse.Namespace) -> int:
     """Print the space, or the verdicts on one configuration; return 1 if that is not in the space."""
-    if args.rows < 0:
-        raise UserError(f"--rows must be 0 or more, not {args.rows}")
     if (args.action == "explain") != (args.config is not None):
         raise UserError("`space explain` needs --config (for example tp=2,dp=8), and `space list` does not accept it")
     if args.learn_from and args.config is None:

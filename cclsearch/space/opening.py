@@ -150,34 +150,26 @@ def find_opening(
     """Return the opening for a knob, a variable (`NCCL_ALGO`) or a flag (`--xla_...`); UserError with the reason if
     none. `cores` are those of a node, if known.
     """
-    shown = one_line(name, 60)
-    if name in openings:
-        return openings[name]
+    shown, present = one_line(name, 60), {knob.name for knob in knobs}
     listed = find_reviewed(name, is_exact=True) if name.isascii() else ""
-    if listed in openings:
-        return openings[listed]
-    present = {knob.name for knob in knobs}
     other = canonical_name(name.lower()) if name.isascii() else name
-    if other in openings:
-        return openings[other]
-    if other == PRECISION or name == PRECISION:
+    if known := next((each for each in (name, listed, other) if each in openings), None):
+        return openings[known]
+    if PRECISION in (name, other):
         raise UserError(f"{shown!r} is precision, which is part of the work: only the card can list alternatives")
-    if name in present or (other in present and other != name):
-        named = other if other in present else name
-        if named == name:
-            raise UserError(f"the knob {name!r} has no further values")
-        raise UserError(f"{shown!r} is the knob {named!r}, which has no further values")
+    if known := next((each for each in (other, name) if each in present), None):
+        raise UserError(f"{shown!r} is the knob {known!r}, which has no further values")
     knob = _name_unlisted(name)
     if knob is None or level is not Extend.ANY:
-        known = ", ".join(openings) or "nothing"
-        raise UserError(f"{shown!r} is not in the lists of what may be added; they have: {one_line(known, 700)}")
+        listed = ", ".join(openings) or "nothing"
+        raise UserError(f"{shown!r} is not in the lists of what may be added; they have: {one_line(listed, 700)}")
     bare = knob.removeprefix(VARIABLE).removeprefix(FLAG)
     if why := refuse_name(bare):
         raise UserError(f"{shown!r} may not be added: {why}")
     target = open_unlisted(knob, framework.libraries)
     if target is None:
         raise UserError(f"{shown!r} is not a variable or flag of a library of {framework.name}")
-    if target[0] in environment or any(known.writes_into(*target) for known in framework.all_knobs):
+    if target[0] in environment or any(each.writes_into(*target) for each in framework.all_knobs):
         raise UserError(f"{shown!r} is set by the profile or by another knob already")
     neutral = None if knob in present else UNSET
     return Opening(knob, f"{bare}, which no one reviewed", "its name only", neutral, is_listed=False, cores=cores)
