@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,17 +48,18 @@ class CommandParser(argparse.ArgumentParser):
         return {name: parser for each in choices if isinstance(each, dict) for name, parser in each.items()}
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        options = [name for parser in (self, *self._parsers().values()) for name in parser._option_string_actions]
-        raise UserError(f"{message}{_guess(message, options)} (see `{self.prog} --help`)")
+        raise UserError(f"{message}{self._guess(message)} (see `{self.prog} --help`)")
 
-
-def _guess(message: str, options: Iterable[str]) -> str:
-    """Return the nearest option or choice to a misspelt one that argparse complains about; empty if none is near."""
-    unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
-    if unknown.startswith("--"):
-        return guess_name(unknown.split("=")[0], options)
-    chosen = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message)
-    return guess_name(chosen[1], re.findall(r"[\w.-]+", chosen[2])) if chosen else ""
+    def _guess(self, message: str) -> str:
+        """Return the actions that take an unknown option, or the nearest option or choice; empty if there is none."""
+        unknown = message.removeprefix("unrecognized arguments: ").split(" ")[0]
+        if unknown.startswith("--"):
+            option, parsers = unknown.split("=")[0], self._parsers()
+            takers = [f"`{name}`" for name, parser in parsers.items() if option in parser._option_string_actions]
+            options = [name for parser in (self, *parsers.values()) for name in parser._option_string_actions]
+            return f" (only for {' and '.join(takers)})" if takers else guess_name(option, options)
+        chosen = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message)
+        return guess_name(chosen[1], re.findall(r"[\w.-]+", chosen[2])) if chosen else ""
 
 
 def _read(low: float, high: float, text: str) -> float:

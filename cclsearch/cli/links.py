@@ -22,23 +22,8 @@ if TYPE_CHECKING:
     from cclsearch.checks.placement import Placement
 
 
-TAKEN_BY = {
-    "file": (("files",), ("import",)),
-    "--ranks": (("ranks",), ("measure",)),
-    "--package": (("package",), ("measure",)),
-    "workload and no configuration": (("workload", "config", "knob"), ("place", "what-if")),
-}
-"""Name of an input -> its arguments, and the actions that take it."""
-
-
 def run(args: argparse.Namespace) -> None:
-    for words, (names, actions) in TAKEN_BY.items():
-        if args.action not in actions and any(getattr(args, name) not in (None, []) for name in names):
-            takers = f"`links {actions[0]}` does" if len(actions) == 1 else "`place` and `what-if` do"
-            raise UserError(f"`links {args.action}` takes no {words}; {takers}")
     if args.action in ("place", "what-if"):
-        if args.workload is None:
-            raise UserError(f"`links {args.action}` needs --workload NAME, whose configuration it is about")
         _place(args) if args.action == "place" else _what_if(args)
         return
     profile = load_profile(args.launcher)
@@ -73,8 +58,6 @@ def _measure(profile: Profile, args: argparse.Namespace) -> None:
 
 
 def _import(profile: Profile, args: argparse.Namespace) -> None:
-    if not args.files:
-        raise UserError("`links import` needs a CSV file, or the outputs of nccl-tests")
     paths = [Path(name) for name in args.files]
     is_csv = [path.suffix.lower() == ".csv" for path in paths]
     if any(is_csv) and len(paths) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK
@@ -51,26 +52,22 @@ def run(args: argparse.Namespace) -> int:
         if not (args.quiet or args.json):
             print(line, flush=True)
 
+    warn = partial(print, file=sys.stderr, flush=True)
     with listen_for_stop(stop):
-        return NightService(config, runs, stop, show, say, _warn).run(once=args.once)
-
-
-def _warn(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        return NightService(config, runs, stop, show, say, warn).run(once=args.once)
 
 
 def _install(args: argparse.Namespace, config: NightlyConfig) -> int:
     """Install the start of the nights, or with `--dry-run` only print it."""
     plan_jobs(config)
     given = {name: value for name in SCRONTAB_FLAGS if (value := getattr(args, name)) is not None}
-    if given and not args.scrontab:
+    if given and args.how != "scrontab":
         raise UserError(f"--{next(iter(given))} needs `ccl-search nightly install FILE --scrontab`")
     scrontab = validate_mapping(Scrontab, {**config.scrontab.model_dump(), **given}, "--scrontab")
     plan = installing.plan_install(config, Path(args.file), project_root(), args.runs, scrontab)
-    if not (args.systemd or args.cron or args.scrontab):
+    if args.how is None:
         raise UserError("no scheduler was chosen: add --systemd, --cron or --scrontab")
-    how = "systemd" if args.systemd else "cron" if args.cron else "scrontab"
-    for line in installing.find_warnings(plan, how):
+    for line in installing.find_warnings(plan, args.how):
         print(f"warning: {line}", file=sys.stderr)
-    print("\n".join(installing.install_nights(plan, how, dry_run=args.dry_run)))
+    print("\n".join(installing.install_nights(plan, args.how, dry_run=args.dry_run)))
     return EXIT_OK

@@ -11,7 +11,6 @@ from pathlib import Path
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
 from cclsearch.cli.output import show
 from cclsearch.core.content import list_recordings
-from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, plain
 from cclsearch.plan.target import find_recording
@@ -25,12 +24,8 @@ MAX_PROBLEMS = 30
 def run(args: argparse.Namespace) -> int:
     """Print the names, or a search's use of one; exit code 2 with one line per problem."""
     if args.action == "list":
-        if args.recording is not None:
-            raise UserError("`recording list` takes no folder; `recording check` does")
         show(list_recordings(), list_recordings(), as_json=args.json)
         return EXIT_OK
-    if args.recording is None:
-        raise UserError("`recording check` needs a folder with card.yaml and trials.csv, or the name of a recording")
     path = Path(args.recording).expanduser()
     examined = examine_recording(path if path.exists() else find_recording(args.recording))
     data = {name: getattr(examined, name) for name in ("problems", "notes")}

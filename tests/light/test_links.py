@@ -357,7 +357,7 @@ def test_place_writes_the_host_of_each_rank(site, cli):
     assert "SLURM_HOSTFILE=hosts srun --distribution=arbitrary --ntasks=32" in out
     given, found, *_ = (float(line.split()[0]) for line in out.splitlines() if "(predicted)" in line)
     assert found < given
-    assert "`place` and `what-if` do" in cli.err(["links", "show", "--launcher", "site", "--config", "tp=8"])
+    assert "only for `place` and `what-if`" in cli.err(["links", "show", "--launcher", "site", "--config", "tp=8"])
 
 
 def test_what_if_says_what_mending_a_slow_link_brings(site, cli):
