@@ -17,6 +17,7 @@ from cclsearch.core.job_file import (
     RESULT_BYTES,
     JobFileError,
     has_job_file,
+    read_job_bytes,
     read_job_json,
     read_job_text,
     read_tail,
@@ -38,7 +39,6 @@ from cclsearch.launch.fault_rules import project_rules, shipped_rules
 from cclsearch.launch.log_reader import LogFault, read_logs
 
 Result = TypeVar("Result", bound=TrialEnd)
-Record = TypeVar("Record", bound=Model)
 
 EXIT_FILE = "exit_code"
 """Exit code of the run script as a shell saw it (128 + n after signal n), if the launcher writes one."""
@@ -55,16 +55,6 @@ _MESSAGE_LENGTH = 1000
 _MAX_FAILURES = 65536
 """Failures of ranks that are read: one of each rank."""
 
-_NOT_REPORTED = frozenset(
-    {
-        FailureKind.JUDGING_ERROR,
-        FailureKind.ALLOCATION_ENDED,
-        FailureKind.PREEMPTED,
-        FailureKind.NODE_FAILED,
-        FailureKind.CANCELLED,
-    }
-)
-"""Kinds that a job does not know of itself: reported, they would end the search, or repeat the trial for nothing."""
 _SHOWN_BY_TEXT = frozenset((FailureKind.OUT_OF_MEMORY, FailureKind.LAUNCHER, FailureKind.COMMUNICATION))
 
 
@@ -125,18 +115,15 @@ def read_fault(trial_dir: Path) -> tuple[LogFault, Path] | None:
 
 def explain_record(path: Path, model: type[Model]) -> str:
     """Return why a launcher's record in a trial's folder cannot be used; empty if it can, or if there is none."""
-    found = _read_record(path, model)
-    return found if isinstance(found, str) and has_job_file(path) else ""
-
-
-def _read_record(path: Path, model: type[Record]) -> Record | str:
-    """Return the content of a file; if it is none of that model, why."""
     try:
-        return model.model_validate(read_job_json(path, RESULT_BYTES))
+        model.model_validate_json(read_job_bytes(path, RESULT_BYTES))
+    except FileNotFoundError:
+        return ""
     except ValidationError as error:
         return f"{path.name}: {_explain_violation(error)}"
     except (OSError, JobFileError) as error:
         return str(error)
+    return ""
 
 
 def changed_record(problem: str) -> JobStatus:
@@ -208,8 +195,12 @@ def _read_rank_failure(trial_dir: Path) -> tuple[Failure | None, str]:
     """
     records, unread = [], ""
     for path in sorted(islice((trial_dir / FAILURES_FOLDER).glob("*.json"), _MAX_FAILURES)):
-        if isinstance(found := _read_record(path, _RankFailure), str):
-            unread = found
+        try:
+            found = _RankFailure.model_validate(read_job_json(path))
+        except ValidationError as error:
+            unread = f"{path.name}: {_explain_violation(error)}"
+        except (OSError, JobFileError) as error:
+            unread = str(error)
         else:
             failure = _own_failure(Stage.RUN, found.kind, found.message, found.rank)
             records.append((found.kind is FailureKind.COMMUNICATION, found.time_ns, failure))
@@ -252,9 +243,10 @@ def _explain_end(code: int | None, signal: int | None, trial_dir: Path) -> Failu
 def _own_failure(stage: Stage, kind: FailureKind, message: str, rank: int | None) -> Failure:
     """Return a failure that a job reports itself, with the kind that its message shows.
 
-    A kind that only engine or launcher can know becomes a crash.
+    A kind that only engine or launcher can know becomes a crash: it would end the search, or repeat the trial for
+    nothing.
     """
-    kind = FailureKind.CRASHED if kind in _NOT_REPORTED else kind
+    kind = kind if kind.counts or kind is FailureKind.LAUNCHER else FailureKind.CRASHED
     if kind in (FailureKind.CRASHED, FailureKind.COMMUNICATION):
         fault = project_rules().classify(message)
         if fault is not None and fault.bad_node:

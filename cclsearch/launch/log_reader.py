@@ -141,7 +141,7 @@ class LogReader:
         if not self._best:
             return None
         best = self._best[min(self._best)]
-        if self._ended and best.fault.level in (2, 3, 5, 6, 7) and self._ended.line < best.line:
+        if self._ended and best.fault.level > 1 and self._ended.line < best.line:
             best = self._ended
         message, fault = best.message, best.fault
         if fault.name == "killed" and MEMORY_HINT not in message:

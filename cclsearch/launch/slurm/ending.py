@@ -33,10 +33,6 @@ WAITING_STATES = frozenset(
     ]
 )
 
-_ENDED_BY_SLURM = frozenset(
-    (FailureKind.PREEMPTED, FailureKind.TIMEOUT, FailureKind.NODE_FAILED, FailureKind.ALLOCATION_ENDED)
-)
-
 
 @dataclass(frozen=True)
 class Ending:
@@ -117,7 +113,7 @@ def _list_slurms_causes(ending: Ending, timeout_s: float, time_limit_min: int) -
     killed = [report for report in ending.reports if report.oom_kills and report.exit_code in (-9, 137)]
     if killed and _is(ending, "FAILED", "COMPLETED", None):
         yield FailureKind.OUT_OF_MEMORY, f"the kernel killed a process on {killed[0].node} because memory ran out"
-    if said is not None and said.kind in _ENDED_BY_SLURM:
+    if said is not None and said.fault.ends_job:
         yield said.kind, f"{job}{_list_nodes(ending.bad_nodes)}: {said.message}"
     if _is(ending, "TIMEOUT", "DEADLINE"):
         yield FailureKind.TIMEOUT, f"Slurm ended {job} at its time limit of {time_limit_min} min"

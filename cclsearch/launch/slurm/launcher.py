@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import shutil
@@ -165,9 +164,8 @@ class SlurmLauncher:
     def _prepare(self, spec: JobSpec) -> None:
         """Write the attempt's files, unless a killed search has already submitted the attempt."""
         self._specs[spec.folder] = spec
-        with contextlib.suppress(Unresolved):
-            if self._submitter.resolve(spec.folder) is None:
-                self._write_files(spec)
+        if not self._submitter.may_be_submitted(spec.folder):
+            self._write_files(spec)
 
     def _write_files(self, spec: JobSpec) -> None:
         (spec.folder / CANCELLED_FILE).unlink(missing_ok=True)
@@ -178,8 +176,11 @@ class SlurmLauncher:
         """Submit jobs that a limit kept out, at most every `poll_s` seconds; return the failure if Slurm now refuses
         one.
         """
-        waiting = [p for p in specs if p.folder not in self._submitter.ids and not self._resolve_quietly(p)]
-        waiting = [p for p in waiting if not (p.folder / CANCELLED_FILE).exists()]
+        waiting = [
+            spec
+            for spec in specs
+            if not (spec.folder / CANCELLED_FILE).exists() and not self._submitter.may_be_submitted(spec.folder)
+        ]
         if not waiting or time.monotonic() < self._next_try:
             return None
         self._next_try = time.monotonic() + self.settings.poll_s
@@ -191,13 +192,6 @@ class SlurmLauncher:
         except UserError as error:
             return JobStatus.failed(FailureKind.LAUNCHER, str(error), Stage.SUBMIT)
         return None
-
-    def _resolve_quietly(self, spec: JobSpec) -> bool:
-        try:
-            return self._submitter.resolve(spec.folder) is not None
-        except Unresolved as error:
-            self._submitter.waiting_for = str(error)
-            return False
 
     def _spec(self, handle: Handle) -> JobSpec | None:
         folder = Path(handle.details.get("folder", ""))

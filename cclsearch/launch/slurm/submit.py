@@ -82,13 +82,7 @@ class Submitter:
         Raises UserError if Slurm says that such a job can never run; the jobs of this call are then cancelled.
         """
         self.waiting_for = ""
-        fresh = []
-        for spec in specs:
-            try:
-                if self.resolve(spec.folder) is None:
-                    fresh.append(spec)
-            except Unresolved as error:
-                self.waiting_for = str(error)
+        fresh = [spec for spec in specs if not self.may_be_submitted(spec.folder)]
         done: list[JobSpec] = []
         try:
             for chunk in self._chunk(fresh):
@@ -99,6 +93,14 @@ class Submitter:
             with contextlib.suppress(SlurmError):
                 cancel_jobs([self.ids[spec.folder] for spec in done])
             raise
+
+    def may_be_submitted(self, folder: Path) -> bool:
+        """Whether the attempt in that folder was submitted, or Slurm does not answer now, which `waiting_for` says."""
+        try:
+            return self.resolve(folder) is not None
+        except Unresolved as error:
+            self.waiting_for = str(error)
+            return True
 
     def resolve(self, folder: Path, rows: Sequence[ListedJob] | None = None) -> str | None:
         """Return the job id of the attempt in that folder; None if it was never submitted.

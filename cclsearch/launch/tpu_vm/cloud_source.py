@@ -254,7 +254,7 @@ class QueuedResourceSource(CloudSource):
         if state in _OVER:
             return _lost(FailureKind.PREEMPTED, f"{named} is {state}: its TPU VM was preempted")
         if state == "FAILED":
-            why = one_line(str(_error_message(found) or "no reason given"), 300)
+            why = one_line(str(_look_up(found, "state", "failedData", "error", "message") or "no reason given"), 300)
             return _lost(FailureKind.LAUNCHER, f"{named} failed: {why}", Stage.SUBMIT)
         waited_min = record.moment.elapsed_s() / 60
         limit = self.settings.queue_limit_min
@@ -328,22 +328,21 @@ def find_node_workers(gcloud: Gcloud, name: str) -> WorkersState:
     return WorkersPending(f"the TPU VM {name!r} is {state}", uncertain=state in {"UNKNOWN", "READY"})
 
 
+def _look_up(item: Any, *names: str) -> Any:
+    """Return a value of nested mappings; None if one of them is missing or something else."""
+    for name in names:
+        item = item.get(name) if isinstance(item, Mapping) else None
+    return item
+
+
 def _state(item: Mapping[str, Any]) -> str:
     state = item.get("state")
-    return str(state.get("state", "UNKNOWN")) if isinstance(state, Mapping) else str(state or "UNKNOWN")
+    return str((_look_up(state, "state") if isinstance(state, Mapping) else state) or "UNKNOWN")
 
 
 def _labels(item: Mapping[str, Any]) -> list[str]:
     """Return the run labels of a queued resource's TPU VMs (the resource itself has no labels)."""
-    specs = (item.get("tpu") or {}).get("nodeSpec") or []
-    return [str(((spec.get("node") or {}).get("labels") or {}).get(RUN_LABEL, "")) for spec in specs]
-
-
-def _error_message(item: Mapping[str, Any]) -> object:
-    state = item.get("state")
-    data = state.get("failedData") if isinstance(state, Mapping) else None
-    error = data.get("error") if isinstance(data, Mapping) else None
-    return error.get("message") if isinstance(error, Mapping) else None
+    return [str(_look_up(spec, "node", "labels", RUN_LABEL) or "") for spec in _look_up(item, "tpu", "nodeSpec") or []]
 
 
 def _refused(what: str, error: GcloudError) -> Exception:

@@ -147,11 +147,7 @@ class GcloudWorkerGroup:
     def __init__(self, gcloud: Gcloud, name: str, node: Mapping[str, Any]) -> None:
         self.gcloud, self.name = gcloud, name
         endpoints = node.get("networkEndpoints") or []
-        self._addresses = tuple(str(e["ipAddress"]) for e in endpoints if isinstance(e, Mapping) and "ipAddress" in e)
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return self._addresses
+        self.addresses = tuple(str(e["ipAddress"]) for e in endpoints if isinstance(e, Mapping) and "ipAddress" in e)
 
     def push(self, file: Path, name: str, processes: Sequence[int]) -> Mapping[int, str]:
         """Copy to every worker of the slice: `--worker` of `scp` takes one number or `all`."""
@@ -159,9 +155,9 @@ class GcloudWorkerGroup:
         return {0: explain_refusal(done.stderr, done.returncode)} if done.returncode else {}
 
     def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> WorkerAnswers:
-        whole = len(processes) == len(self._addresses)
+        whole = len(processes) == len(self.addresses)
         workers = "all" if whole else ",".join(map(str, processes))
-        text = f"{command} {' '.join((*arguments, '--addresses', ','.join(self._addresses)))}"
+        text = f"{command} {' '.join((*arguments, '--addresses', ','.join(self.addresses)))}"
         done = self._run("ssh", [self._target(), f"--worker={workers}", f"--command={text}"], CALL_S)
         answers = read_answers(done.stdout)
         why = explain_refusal(done.stderr, done.returncode)

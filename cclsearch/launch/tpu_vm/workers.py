@@ -136,16 +136,11 @@ class SshWorkerGroup:
     def __init__(self, settings: TpuSettings) -> None:
         self.settings = settings
         self.hosts = settings.hosts
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(host.address or host.host for host in self.hosts)
+        self.addresses = tuple(host.address or host.host for host in self.hosts)
 
     def push(self, file: Path, name: str, processes: Sequence[int]) -> Mapping[int, str]:
-        def copy(process: int) -> str:
-            return self._copy(process, str(file), self._place(process, name))
-
-        return {process: error for process, error in _map(copy, processes).items() if error}
+        errors = _map(lambda process: self._copy(process, str(file), self._place(process, name)), processes)
+        return {process: error for process, error in errors.items() if error}
 
     def call(self, command: str, arguments: Sequence[str], processes: Sequence[int]) -> WorkerAnswers:
         def query(process: int) -> tuple[WorkerAnswer | None, str]:
@@ -270,11 +265,7 @@ class HostsSource(WorkerSource):
         return WorkersReady(self._group, "")
 
     def check(self) -> list[Check]:
-        programs = [Check.of_program(name, name, "install an OpenSSH client") for name in ("ssh", "scp")]
-        return [*programs, *self._check_hosts()]
-
-    def _check_hosts(self) -> Sequence[Check]:
-        checks = []
+        checks = [Check.of_program(name, name, "install an OpenSSH client") for name in ("ssh", "scp")]
         for process, host in enumerate(self.settings.hosts):
             command = [*self._group.ssh_command(process), "python3 -c 'import sys; print(sys.version.split()[0])'"]
             done = run_program(command, timeout_s=60.0)
