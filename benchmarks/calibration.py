@@ -1,6 +1,6 @@
 """Measures whether the surrogate's chances come true: the figures of `calibration.md`.
 
-    python benchmarks/calibration.py LANDSCAPES [LANDSCAPES ...] [--seeds 1] [--trials 15]
+    python benchmarks/calibration.py LANDSCAPES [LANDSCAPES ...] [--seeds 1] [--trials 15] [--clusters 10]
 
 Each landscape is searched with constants fitted only on the landscapes of the other frameworks in the first folder (15
 trials of the default strategy): as the shipped constants, they are fitted on no table of fine-tuning, whose memory the
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
-from itertools import pairwise, repeat
+from itertools import count, pairwise, repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,18 +26,27 @@ from fit_prior import fit_prior
 from numpy.typing import NDArray
 from search import load_all
 
+from cclsearch.card.load import load_card
+from cclsearch.card.model import Card
 from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.values import Config, Failure, FailureKind, Stage
+from cclsearch.launch.profile import load_profile
 from cclsearch.loop.bench import RecordedTable
 from cclsearch.propose.base import Observation, SearchView
-from cclsearch.propose.bayes.outlook import NO_CHANCE
+from cclsearch.propose.bayes.outlook import MIN_TRIALS, NO_CHANCE
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.propose.bayes.snapshot import NEGLIGIBLE, find_chances, find_p_improvement
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.recording.load import Recording, load_recording
+from cclsearch.recording.load import load_recording
+from cclsearch.space.build import build_space
+from cclsearch.space.framework import load_framework
+from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Predictor
-from cclsearch.tasks.training.prediction import Priors, make_predictor, read_priors
+from cclsearch.stats.simulated import SimulatedCluster, SimulatedSettings
+from cclsearch.tasks.training.prediction import STEP_TIME, Priors, make_predictor, read_priors
 
 BUDGET = 15
+SIMULATED = ("wl2", "wl4", "wl5", "wl6")
 BINS = (0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
 FIT_BINS = (0.0, 0.02, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Of the chance to run where no trial measured its memory."""
@@ -54,6 +63,7 @@ class State(NamedTuple):
     """What the surrogate stated before one trial."""
 
     landscape: str
+    seed: int
     trial: int
     rows: list[Statement]
     """Of each open configuration."""
@@ -65,13 +75,17 @@ class State(NamedTuple):
     """That one of them wins."""
     gain: float
     """By how much the best open configuration beats the best so far, in log units; 0 if none does."""
+    ranked: int
+    """Trials with a value so far."""
 
 
 def search_one(path: Path, folder: Path, seed: int, trials: int) -> list[State]:
     """Return the statements of one search, with constants fitted on the other frameworks of this folder."""
     recording = load_recording(path)
     predictor = make_predictor(recording.card, recording.space, fit_without(folder, recording.card.framework))
-    return list(state_chances(recording, predictor, seed, trials))
+    values_N = np.array([value or np.inf for value in recording.values])
+    ask = RecordedTable(recording).ask
+    return list(state_chances(recording.name, recording.card, recording.space, values_N, ask, predictor, seed, trials))
 
 
 @cache
@@ -80,32 +94,59 @@ def fit_without(folder: Path, framework: str) -> Priors:
     return read_priors(fit_prior([other for other in load_all([folder]) if other.card.framework != framework]))
 
 
-def state_chances(recording: Recording, predictor: Predictor, seed: int, trials: int) -> Iterator[State]:
-    """Yield the statements before each trial of a search, from the first ranked trial on."""
-    proposer, table = DefaultProposer(lambda card, space: predictor), RecordedTable(recording)
-    values_N = np.array([value or np.inf for value in recording.values])
+def search_cluster(workload: str, seed: int, trials: int) -> list[State]:
+    """Return the statements of one search of a simulated cluster."""
+    card = load_card(workload)
+    space = build_space(card, load_framework(card.framework))
+    settings = SimulatedSettings(**{**load_profile("simulate").settings, "seed": seed})
+    cluster, rows = SimulatedCluster.of(settings, card, space), np.arange(len(space))
+    values_N = np.where(cluster.succeeds(rows), cluster.values(STEP_TIME, rows), np.inf)
+
+    def ask(trial: int, row: int | None, config: Config) -> Observation:
+        result = next(one for one in (cluster.run(row or 0, attempt) for attempt in count(1)) if one.accident is None)
+        if result.metrics:
+            return Observation(trial, config, row, result.metrics[STEP_TIME], metrics=result.metrics)
+        kind = FailureKind.OUT_OF_MEMORY if result.needed_gib else FailureKind.CRASHED
+        return Observation(trial, config, row, None, failure=Failure(stage=Stage.RUN, kind=kind, message="simulated"))
+
+    return list(state_chances(f"{workload} simulated", card, space, values_N, ask, None, seed, trials))
+
+
+def state_chances(
+    name: str,
+    card: Card,
+    space: Space,
+    values_N: NDArray[np.float64],
+    ask: Callable[[int, int | None, Config], Observation],
+    predictor: Predictor | None,
+    seed: int,
+    trials: int,
+) -> Iterator[State]:
+    """Yield the statements before each trial of a search, from the first ranked one on; `values_N` have no noise."""
+    proposer = DefaultProposer() if predictor is None else DefaultProposer(lambda card, space: predictor)
     seen: list[Observation] = []
     for trial in range(1, trials + 1):
-        left = BUDGET - trial + 1
-        view = SearchView(recording.card, recording.space, tuple(seen), frozenset(), left, seed)
+        view = SearchView(card, space, tuple(seen), frozenset(), BUDGET - trial + 1, seed)
         posterior = fit_posterior(view, predictor)
-        losses = [o.loss for o in seen if o.loss is not None]
-        if posterior is not None and losses:
-            ratio_m = np.log(values_N[posterior.rows_m] / min(losses))
+        ranked = [(o.loss, o.row) for o in seen if o.loss is not None]
+        if posterior is not None and posterior.best is not None and ranked:
+            ratio_m = np.log(values_N[posterior.rows_m] / values_N[min(ranked)[1]])
             won_m = ratio_m < -NEGLIGIBLE
             yield State(
-                recording.name,
+                name,
+                seed,
                 trial,
                 pair(find_chances(posterior), won_m),
                 pair(posterior.p_success_m, np.isfinite(ratio_m)),
                 any(PEAK_MEMORY in o.metrics for o in seen),
                 Statement(find_p_improvement(posterior), bool(won_m.any())),
                 float(max(0.0, -ratio_m.min())),
+                len(ranked),
             )
         proposals = proposer.propose(view, 1)
         if not proposals:
             return
-        seen.append(table.ask(trial, recording.space.row(proposals[0].config), proposals[0].config))
+        seen.append(ask(trial, space.row(proposals[0].config), proposals[0].config))
 
 
 def pair(chance_m: NDArray[np.float64], true_m: NDArray[np.bool_]) -> list[Statement]:
@@ -140,15 +181,16 @@ def print_bins(title: str, statements: Sequence[tuple[str, Statement]], bins: Se
     print(f"\ncalibration error {error:.4f}, log score {log_score:.4f}, Brier score {brier:.5f}; {total}")
 
 
-def print_ends(states: Sequence[State]) -> None:
-    """Print how often the search could be ended, and what that would have lost."""
-    refused = [state for state in states if state.any_row.chance >= NO_CHANCE]
-    granted = [state for state in states if state.any_row.chance < NO_CHANCE]
-    for name, own in (("may go on", refused), ("may end", granted)):
-        if own:
-            idle = np.mean([not state.any_row.is_true for state in own])
-            loss = np.mean([state.gain for state in own])
-            print(f"{name}: {len(own)} of {len(states)}; nothing was left in {idle:.0%}, mean left {loss:.4f} (log)")
+def print_ends(kind: str, states: Sequence[State]) -> None:
+    """Print how many searches say that nothing is left, when at first, and how many of them are wrong."""
+    searches: dict[tuple[str, int], State | None] = dict.fromkeys((s.landscape, s.seed) for s in states)
+    for state in states:
+        if state.ranked >= MIN_TRIALS and state.any_row.chance < NO_CHANCE:
+            searches[state.landscape, state.seed] = searches[state.landscape, state.seed] or state
+    said = [state for state in searches.values() if state is not None]
+    wrong = [f"{s.landscape} {np.expm1(s.gain):.1%}" for s in said if s.any_row.is_true]
+    mean = f", on average before trial {np.mean([s.trial for s in said]):.1f}" if said else ""
+    print(f"\n{kind}: {len(said)} of {len(searches)} searches say that nothing is left{mean}; wrong: {wrong or 'none'}")
 
 
 def main() -> None:
@@ -157,6 +199,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--trials", type=int, default=BUDGET)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--clusters", type=int, default=0, help="simulated clusters of each of four workloads")
     args = parser.parse_args()
     folders = tuple(args.landscapes)
     tasks = [(r.folder, seed) for r in load_all(folders) if r.folder for seed in range(args.seeds)]
@@ -164,14 +207,18 @@ def main() -> None:
     with ProcessPoolExecutor(args.workers) as pool:
         given = (repeat(folders[0]), seeds, repeat(args.trials))
         states = [state for found in pool.map(search_one, paths, *given) for state in found]
+        clusters = [(name, seed) for name in SIMULATED for seed in range(1, args.clusters + 1)]
+        found = pool.map(search_cluster, *zip(*clusters, strict=True), repeat(args.trials)) if clusters else ()
+        simulated = [state for one in found for state in one]
     print_bins("A configuration wins", [(s.landscape, one) for s in states for one in s.rows])
     print_bins("A configuration succeeds", [(s.landscape, one) for s in states for one in s.fits])
     unmeasured = [(s.landscape, one) for s in states if not s.has_peak for one in s.fits]
     if unmeasured:
         print_bins("A configuration succeeds, no trial measured its memory", unmeasured, FIT_BINS)
-    print_bins("Some configuration wins", [(s.landscape, s.any_row) for s in states])
-    print()
-    print_ends(states)
+    for kind, own in (("recorded", states), ("simulated", simulated)):
+        if own:
+            print_bins(f"Some configuration wins, {kind}", [(s.landscape, s.any_row) for s in own])
+            print_ends(kind, own)
 
 
 if __name__ == "__main__":

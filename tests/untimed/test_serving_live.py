@@ -18,6 +18,8 @@ import pytest
 from paths import ROOT
 from waiting import find_processes
 
+from cclsearch.launch.collect import classify_text
+
 LAUNCHERS = ROOT / "launchers"
 ARCH = {
     "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "hidden_size": 32, "intermediate_size": 64,
@@ -195,7 +197,7 @@ def test_a_server_that_fails_is_one_clear_line_and_nothing_is_left_running(mode,
     script = tmp_path / "fake.py"
     script.write_text(textwrap.dedent(FAKE.format(mode=mode)))
     failure = run_script(tmp_path, script, limit_s=2 if mode == "ill" else 60)
-    assert failure["kind"] == kind
+    assert classify_text(failure["message"]) == kind
     assert words in failure["message"]
     assert "\n" not in failure["message"]
 
