@@ -3,11 +3,9 @@
     python benchmarks/calibration.py LANDSCAPES [LANDSCAPES ...] [--seeds 1] [--trials 15] [--clusters 10]
 
 Each landscape is searched with constants fitted only on the landscapes of the other frameworks in the first folder (15
-trials of the default strategy): as the shipped constants, they are fitted on no table of fine-tuning, whose memory the
-closed form does not know (adapters, quantised weights). Before each trial, from the first ranked one on, the surrogate
-states of every open configuration the chance that it runs and beats the best by over 1 %, and of all of them together
-the chance that one does, by which `submit`, `finish` and the end of a search are decided. The recording says which
-statements came true. Landscapes have equal weight.
+trials of the default strategy). Before each trial, from the first ranked one on, the surrogate
+states of every open configuration the chance that it runs and beats the best by over 1 %, and the chance that any does.
+Landscapes have equal weight.
 """
 
 from __future__ import annotations

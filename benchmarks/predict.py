@@ -34,8 +34,9 @@ from cclsearch.propose.bayes.feasibility import fit_feasibility
 from cclsearch.propose.bayes.prediction import find_quantiles
 from cclsearch.propose.bayes.proposer import DefaultProposer
 from cclsearch.recording.load import Recording, load_recording
+from cclsearch.recording.table import RowStatus
 from cclsearch.space.table import Knob, Space
-from cclsearch.stats.closed_form import predict_space
+from cclsearch.stats.closed_form import LIKELY, predict_space
 from cclsearch.tasks.training.prediction import Priors, load_priors, make_predictor, read_priors
 
 AFTER = (0, 3, 5)
@@ -95,15 +96,19 @@ def print_first(folders: Sequence[Path], published: Sequence[Published]) -> None
     print("before any measurement; constants fitted without its framework")
     names = (*COLUMNS, "predicted/meas.", "first/optimum", "fastest/optimum", "fastest that ran")
     print(f"{'landscape':<26}" + "".join(f"{name:>17}" for name in names))
-    everything, firsts = [], []
+    everything, firsts, memory = [], [], []
     for framework in sorted({r.card.framework for r in recordings}):
         others = [r for r in recordings if r.card.framework != framework]
         priors = read_priors(fit_prior(others, [one for one in published if one.card.framework != framework]))
         for recording in (r for r in recordings if r.card.framework == framework):
             firsts.append([try_first(recording, priors, seed) for seed in SEEDS])
             ends = [float(np.median(firsts[-1])), *(try_fastest(recording, priors, known=k) for k in (False, True))]
+            memory.append(judge_memory(recording, priors))
             everything.append([*evaluate(recording, (), priors), find_bias(recording, priors), *ends])
             print(f"{recording.name:<26}" + "".join(f"{value:>17.2f}" for value in everything[-1]), flush=True)
+    ran, fits, oom = np.concatenate(memory, axis=1)
+    for kind, own, wrong in (("ran, but more likely not to fit", ran, ~fits), ("out of memory, but likely", oom, fits)):
+        print(f"{kind}: {np.sum(own & wrong)} of {own.sum()}")
     found = np.array(everything)
     print(f"{'median':<26}" + "".join(f"{value:>17.3f}" for value in np.nanmedian(found, axis=0)))
     print(f"mean rank {np.mean(found[:, 0]):.3f}; rank of at least 0.85 in {np.mean(found[:, 0] >= 0.85):.0%}")
@@ -113,6 +118,14 @@ def print_first(folders: Sequence[Path], published: Sequence[Published]) -> None
         f" {np.mean(found[:, -2] <= WITHIN):.0%}, fastest predicted that ran {np.mean(found[:, -1] <= WITHIN):.0%}"
         f" of {len(found)} landscapes; failed: {np.mean(np.isinf(firsts)):.0%}, {np.mean(np.isinf(found[:, -2])):.0%}"
     )
+
+
+def judge_memory(recording: Recording, priors: Priors) -> np.ndarray:
+    """(3, N) whether each row ran, is more likely to fit than not, and ran out of memory."""
+    predictor = make_predictor(recording.card, recording.space, priors)
+    fits = fit_feasibility(predictor, ()).predict(np.arange(len(recording.rows)))[1] >= LIKELY
+    ends = np.array([row.status for row in recording.rows])
+    return np.array([ends == RowStatus.OK, fits, ends == RowStatus.OOM])
 
 
 def find_bias(recording: Recording, priors: Priors) -> float:

@@ -261,7 +261,7 @@ def test_a_constraint_as_text_in_a_file_may_use_parameters(tmp_path):
         ("ttft_p99_s <=", "must be METRIC <= NUMBER"),
         ("ttft_p99_s <= soon", "there is no parameter 'soon'"),
         ("ttft_p99_s <= 1e999", "has no finite value"),
-        ("ttft_p99_s <= 3 ms", "ttft_p99_s is measured in 's', not in 'ms'"),
+        ("ttft_p99_s <= 3 GB", "ttft_p99_s is measured in 's', not in 'GB'"),
         ("ttft_p99 <= 3", "there is no metric 'ttft_p99'; did you mean ttft_p99_s"),
         ("ttft_p99_s <= __import__('os')", "only numbers, parameters"),
     ],
