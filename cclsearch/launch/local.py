@@ -12,7 +12,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -157,8 +157,10 @@ class LocalLauncher:
     def find(self, run_id: str) -> list[Handle]:
         """Return the running jobs of that run, and the ended ones with a record in the run's folder."""
         found = {}
-        for record, folder in self._records(run_id):
-            found[record.job_name] = _make_handle(record, folder)
+        for path in find_attempt_files(self.profile.run_dir, JOB_FILE):
+            record = LocalJobRecord.read(path)
+            if record is not None and record.run_id == run_id:
+                found[record.job_name] = _make_handle(record, path.parent)
         for pid, variables in processes.find_processes_by_variable(NAME_VARIABLE, f"{run_id}-t").items():
             name, folder = variables.get(NAME_VARIABLE, ""), Path(variables.get("CCL_TRIAL_DIR", ""))
             if name not in found and self._is_ours(folder):
@@ -299,12 +301,6 @@ class LocalLauncher:
         if record is not None and is_killed(collected) and processes.count_oom_kills() > record.oom_kills:
             return JobStatus.failed(FailureKind.OUT_OF_MEMORY, MEMORY_RAN_OUT)
         return JobStatus(state=JobState.DONE, failure=collected)
-
-    def _records(self, run_id: str) -> Iterator[tuple[LocalJobRecord, Path]]:
-        for path in find_attempt_files(self.profile.run_dir, JOB_FILE):
-            record = LocalJobRecord.read(path)
-            if record is not None and record.run_id == run_id:
-                yield record, path.parent
 
     def _is_ours(self, folder: Path) -> bool:
         root = self.profile.run_dir

@@ -5,7 +5,6 @@ A refusal of sbatch means wait, use a smaller array, or never.
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import shutil
@@ -21,6 +20,8 @@ from cclsearch.core.text import one_line
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.launch.fault_rules import REFUSALS_FILE, read_refusals
 
+SLURM_WORDS = read_yaml(REFUSALS_FILE)
+"""Lists of the states and reasons that Slurm's listings name, by list."""
 _POLICY = re.compile(r"\b(?:QOS|Assoc)[A-Z]\w+")
 _GENERIC_POLICY = "job violates accounting/qos policy"
 _PER_JOB = re.compile(
@@ -75,12 +76,7 @@ def suggest_remedy(message: str) -> str:
 
 def never_starts(reason: str) -> bool:
     """Whether a pending job with that reason will never start."""
-    return reason in _list_hopeless_reasons() or bool(_PER_JOB.search(reason))
-
-
-@functools.cache
-def _list_hopeless_reasons() -> frozenset[str]:
-    return frozenset(read_yaml(REFUSALS_FILE)["slurm_reasons"])
+    return reason in SLURM_WORDS["slurm_reasons"] or bool(_PER_JOB.search(reason))
 
 
 SEPARATOR = "\x1f"

@@ -16,22 +16,13 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.launch.collect import is_killed
 from cclsearch.launch.log_reader import LogFault, read_log
+from cclsearch.launch.slurm.commands import SLURM_WORDS
 from cclsearch.launch.slurm.job_files import CANCELLED_FILE, END_FILE, STARTED_FILE, EndRecord, JobSpec, NodeReport
 
 TAIL_BYTES = 64 * 1024
 
-ENDED_STATES = frozenset(
-    [
-        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
-        *("REVOKED", "TIMEOUT"),
-    ]
-)
-WAITING_STATES = frozenset(
-    [
-        *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
-        "POWER_UP_NODE",
-    ]
-)
+ENDED_STATES = frozenset(SLURM_WORDS["slurm_ended"])
+WAITING_STATES = frozenset(SLURM_WORDS["slurm_waiting"])
 
 
 @dataclass(frozen=True)

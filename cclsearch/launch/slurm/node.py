@@ -267,10 +267,8 @@ def run_task(path: str) -> int:
     address, port = rendezvous(spec, index)
     environment = task_environment(spec, index, address, port)
     received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            number, lambda got, _: received.append(got)
-        )  # before the child starts, so that none is left behind
+    for number in (signal.SIGTERM, signal.SIGINT):  # before the child starts, so that none is left behind
+        signal.signal(number, lambda got, _: received.append(got))
     command = [*spec["prefix"], *rank_command(spec, index, address, port)]
     report_path = os.path.join(spec["folder"], f"node-{index}.json")
     with open(log_path(spec, "stdout", index), "ab") as out, open(log_path(spec, "stderr", index), "ab") as err:

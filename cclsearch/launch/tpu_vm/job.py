@@ -15,7 +15,7 @@ from cclsearch.core import atomic_file, processes
 from cclsearch.core.errors import UserError
 from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.values import Failure, FailureKind, Model, Stage, TimeLimit
-from cclsearch.launch.base import Job, JobStatus
+from cclsearch.launch.base import Job
 from cclsearch.launch.collect import FAILURES_FOLDER, MEMORY_RAN_OUT, collect_end, explain_timeout
 from cclsearch.launch.contract import (
     CONFIG_FILE,
@@ -206,11 +206,6 @@ def _unpack(archive: Path, target: Path) -> None:
                         shutil.copyfileobj(content, out)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ValueError(f"the worker's archive could not be read: {error}") from None
-
-
-def read_status(folder: Path) -> JobStatus | None:
-    """Return the attempt's final status; None if it has not ended."""
-    return JobStatus.read(folder / STATUS_FILE)
 
 
 def find_failure(record: TpuJobRecord, by_process: Mapping[int, WorkerAnswer]) -> Failure | None:

@@ -36,7 +36,6 @@ from cclsearch.launch.tpu_vm.job import (
     find_failure,
     log_offsets,
     merge_logs,
-    read_status,
     render_run_script,
     unpack_results,
     write_bundle,
@@ -140,7 +139,7 @@ class TpuVmLauncher:
         """Stop these jobs on every reachable worker and wait until their processes are gone."""
         for handle in handles:
             record = _read_record(handle)
-            if record is None or read_status(record.folder) is not None:
+            if record is None or JobStatus.read(record.folder / STATUS_FILE) is not None:
                 continue
             self._run_ids.add(record.run_id)
             (record.folder / CANCELLED_FILE).touch()
@@ -190,7 +189,7 @@ class TpuVmLauncher:
             unread = f"the record of job {handle.job_name} cannot be used: {one_line(problem, 300)}"
             return JobStatus.failed(FailureKind.LAUNCHER, unread if problem else gone)
         self._run_ids.add(record.run_id)
-        known = read_status(record.folder)
+        known = JobStatus.read(record.folder / STATUS_FILE)
         if known is not None:
             return known
         if (record.folder / CANCELLED_FILE).exists():
@@ -411,7 +410,7 @@ class TpuVmLauncher:
 
     def _open_records(self, run_id: str) -> list[TpuJobRecord]:
         """Return the run's attempts without a recorded end."""
-        return [r for r in self._records(run_id) if read_status(r.folder) is None]
+        return [r for r in self._records(run_id) if JobStatus.read(r.folder / STATUS_FILE) is None]
 
 
 def _node_failed(group: WorkerGroup, process: int, what: str) -> Failure:
