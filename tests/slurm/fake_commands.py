@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cclsearch.launch.slurm.job_files import RunScript, classify_trial
+from cclsearch.launch.slurm.job_files import RunScript
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 
@@ -56,4 +56,4 @@ def open_launcher(
 ) -> SlurmLauncher:
     """Return a launcher as a resumed search opens it: it knows nothing but the files."""
     settings = SlurmSettings.model_validate({"cpu_only": True, "poll_s": 0.0001, **fields})
-    return kind(settings, PROGRAM, classify=classify_trial, run_dir=run_dir)
+    return kind(settings, PROGRAM, run_dir=run_dir)

@@ -23,7 +23,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import Handle, JobState, JobStatus
 from cclsearch.launch.slurm.allocation import AllocationLauncher
-from cclsearch.launch.slurm.job_files import SUBMITTED_FILE, RunScript, classify_trial
+from cclsearch.launch.slurm.job_files import SUBMITTED_FILE, RunScript
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.space.promises import RequiredVariable
@@ -46,7 +46,6 @@ class Site:
         return kind(
             SlurmSettings.model_validate(fields),
             RunScript(SCRIPT, "process", {"PUBLIC": "1"}),
-            classify=classify_trial,
             run_dir=self.folder / name,
         )
 

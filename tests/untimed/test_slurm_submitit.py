@@ -25,7 +25,7 @@ from slurm.trials import make_job
 
 from cclsearch.core.values import FailureKind
 from cclsearch.launch.base import JobState
-from cclsearch.launch.slurm.job_files import RunScript, classify_trial
+from cclsearch.launch.slurm.job_files import RunScript
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
 
@@ -72,7 +72,7 @@ def make_executor(folder: Path, **parameters: Any) -> Any:
 def make_launcher(folder: Path) -> SlurmLauncher:
     settings = SlurmSettings.model_validate({"poll_s": 0.5, "grace_s": 2, "cpu_only": True, "python": sys.executable})
     script = RunScript(TESTS / "slurm" / "trial_script.py", "process", {})
-    return SlurmLauncher(settings, script, classify=classify_trial, run_dir=folder)
+    return SlurmLauncher(settings, script, run_dir=folder)
 
 
 def wait_until(holds: Callable[[], Any], patience_s: float = 90.0) -> Any:

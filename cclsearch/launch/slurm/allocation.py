@@ -37,7 +37,6 @@ from cclsearch.launch.slurm.job_files import (
     JobList,
     JobSpec,
     RunScript,
-    classify_trial,
     list_bad_nodes,
     make_job_spec,
     sees_file,
@@ -340,7 +339,6 @@ class SlurmLauncherFactory:
         return launcher(
             settings,
             _read_run_script(profile),
-            classify=classify_trial,
             run_dir=profile.run_dir,
             ranks_per_node=profile.hardware.accelerators_per_node or 1,
         )

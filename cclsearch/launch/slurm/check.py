@@ -33,7 +33,6 @@ from cclsearch.launch.slurm.ending import TAIL_BYTES
 from cclsearch.launch.slurm.job_files import (
     JobSpec,
     RunScript,
-    classify_trial,
     link_scratch,
     make_job_spec,
     prepare_folder,
@@ -194,7 +193,7 @@ def _check_job(spec: JobSpec, settings: SlurmSettings, run_script: RunScript) ->
 
 def _wait_for_job(spec: JobSpec, job_id: str, settings: SlurmSettings) -> JobStatus:
     """Return the job's last status: when it is done, or after the time limit. The job is then cancelled in any case."""
-    watcher = Watcher(settings, classify_trial, QueueCache(min(2.0, settings.poll_s)))
+    watcher = Watcher(settings, QueueCache(min(2.0, settings.poll_s)))
     deadline = time.monotonic() + WAIT_S
     status = JobStatus(state=JobState.QUEUED)
     while time.monotonic() < deadline and status.state is not JobState.DONE:

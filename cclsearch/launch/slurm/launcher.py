@@ -35,7 +35,7 @@ from cclsearch.launch.slurm.job_files import (
 from cclsearch.launch.slurm.script import node_command, render_script
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.launch.slurm.submit import Submitter, Unresolved, find_max_array, find_max_jobs
-from cclsearch.launch.slurm.watch import Classify, QueueCache, Watcher, cancel_attempts, mark_cancelled
+from cclsearch.launch.slurm.watch import QueueCache, Watcher, cancel_attempts, mark_cancelled
 
 # Resuming without its answer could submit a job twice.
 FIND_TIMEOUT_S = 600.0
@@ -58,7 +58,6 @@ class SlurmLauncher:
         settings: SlurmSettings,
         run_script: RunScript,
         *,
-        classify: Classify,
         run_dir: Path | None = None,
         ranks_per_node: int = 1,
     ) -> None:
@@ -69,7 +68,7 @@ class SlurmLauncher:
         """Accelerators per node in the profile, for `check`; each trial states its own number."""
         self.poll_interval_s = min(RESULT_POLL_S, settings.poll_s)
         self._submitter = Submitter(settings)
-        self._watcher = Watcher(settings, classify, QueueCache(settings.poll_s))
+        self._watcher = Watcher(settings, QueueCache(settings.poll_s))
         self._specs: dict[Path, JobSpec] = {}
         self._next_try = 0.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +47,7 @@ from cclsearch.launch.slurm.job_files import (
     JobSpec,
     NodeReport,
     Submission,
+    classify_trial,
     identify_job,
     read_result_status,
     record_sight,
@@ -65,9 +66,6 @@ MAX_SINGLE_QUERIES = 20
 """Maximum number of single queries per poll for jobs that neither queue nor accounting lists."""
 DEADLINE_S = 900.0
 """Seconds beyond a trial's time limit after which a job is given up if Slurm does not answer either."""
-
-Classify = Callable[[Path, int | None], Failure | None]
-"""Returns the failure that a trial's files show, given its folder and exit code."""
 
 
 @dataclass
@@ -117,7 +115,6 @@ class Watcher:
     """Finds the status of submitted attempts; its state only saves queries."""
 
     settings: SlurmSettings
-    classify: Classify
     queue: QueueCache
     _accounts: dict[str, ListedJob] = field(default_factory=dict)
     _accounts_at: float = 0.0
@@ -255,7 +252,7 @@ class Watcher:
     def conclude(self, spec: JobSpec, ending: Ending, *, failed_result: bool) -> JobStatus:
         """Return the final status; with a result that says `failed`, only a cause outside the trial overrides it."""
         limit_min = spec.shape.time_min
-        own = self.classify(spec.trial_dir, find_exit_code(ending))
+        own = classify_trial(spec.trial_dir, find_exit_code(ending))
         if failed_result:
             failure = explain_infrastructure(ending, spec.timeout_s, limit_min)
         else:
