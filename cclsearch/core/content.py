@@ -83,16 +83,11 @@ def find_content(folder: str, name: str, *suffixes: str, project: Path | None = 
     odd = [root / folder / f"{name}{suffix}" for root in content_roots(project) for suffix in suffixes]
     if found := next((path for path in odd if os.path.lexists(path)), None):
         raise UserError(f"{str(found)!r} is not a regular file, so there is no {CONTENT_KINDS[folder]} {name!r}")
-    here = _describe_path(Path(name), suffixes[0])
-    guess = here or guess_name(name, names)
+    guess = guess_name(name, names)
+    if os.path.exists(name):
+        kind = "folder" if os.path.isdir(name) else f"file that does not end in {suffixes[0]}"
+        guess = f" (here that name is a {kind})"
     raise UserError(f"there is no {CONTENT_KINDS[folder]} {name!r}{guess}; known: {', '.join(names) or 'none'}")
-
-
-def _describe_path(path: Path, suffix: str) -> str:
-    """Hint for a path given without its suffix; empty if there is nothing at that path."""
-    if os.path.isdir(path):
-        return " (here that name is a folder)"
-    return f" (here that name is a file that does not end in {suffix})" if path.name and os.path.exists(path) else ""
 
 
 def list_content(folder: str, *suffixes: str, project: Path | None = None) -> list[str]:

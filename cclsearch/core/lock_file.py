@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -27,16 +26,10 @@ def hold_file(path: Path) -> int | None:
 def is_held(path: Path) -> bool | None:
     """Whether a process of this machine holds the file; None if the file system cannot say."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
         return None
-    finally:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
     return False

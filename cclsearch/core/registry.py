@@ -82,7 +82,8 @@ class Registry(Generic[T]):
             if missing:
                 raise TypeError(f"the {self.kind} {name!r} has no {' and no '.join(missing)}")
             # A plugin may be the first to import a built-in module: what is built in says where it was written.
-            is_built_in = name in self._built_in and _home_of(entry) == self._built_in[name]
+            home = getattr(entry, "function", entry).__module__  # of a class or its instance, or what a function became
+            is_built_in = name in self._built_in and home == self._built_in[name]
             if name in self._built_in and not is_built_in:
                 raise ValueError(f"the {self.kind} {name!r} is built in: another name is needed")
             if self._entries.get(name, entry) is not entry:
@@ -207,8 +208,3 @@ def _report(plugin: Plugin) -> None:
     if parent_process() is None:
         text = f"the plugin {plugin.name} is left out: {plugin.problem}; {plugin.remedy}"
         warnings.warn(text, BrokenPlugin, stacklevel=2)
-
-
-def _home_of(entry: object) -> object:
-    """Return the module in which an entry was written: a class or instance of it, or a function with its properties."""
-    return getattr(entry, "function", entry).__module__

@@ -81,15 +81,12 @@ def require_trust(path: Path, what: str) -> Path:
     if brought := _find_foreign(real, owner, owner / settings.runs):
         why = f"{str(path)!r} is {what}, but {brought}"
         raise UserError(f"{why}: nothing of others runs. Put your own copy into {str(owner)!r}")
-    says_so = settings.trust_code
-    if says_so and _is_confirmed(owner):
-        return real
-    lack = (
-        f"{SETTINGS_FILE} there has `{LINE}`, but you have not confirmed it for this folder on this machine (it may"
-        " have been copied)"
-        if says_so
-        else f"{str(owner / SETTINGS_FILE)!r} does not have `{LINE}`"
-    )
+    lack = f"{str(owner / SETTINGS_FILE)!r} does not have `{LINE}`"
+    if settings.trust_code:
+        if _is_confirmed(owner):
+            return real
+        unsure = "you have not confirmed it for this folder on this machine (it may have been copied)"
+        lack = f"{SETTINGS_FILE} there has `{LINE}`, but {unsure}"
     raise UserError(
         f"{str(path)!r} is {what} of the project {str(owner)!r}, and code of a project does not run by itself: {lack}."
         f" Look at it, then run `ccl-search trust {shlex.quote(str(owner))}`, which writes the line and confirms it"

@@ -148,15 +148,10 @@ def secret_values(environment: Mapping[str, str] | None = None) -> list[str]:
     """Values of the environment's secrets, longest first; short values and plain words are left out."""
     source = os.environ if environment is None else environment
     values = {value.strip() for name, value in source.items() if is_secret_name(name)}
-    values |= {password for value in source.values() if "://" in value for password in _passwords(value)}
+    passwords = [found for value in source.values() if "://" in value for found in _PASSWORD.findall(value)]
+    values |= {*passwords, *map(unquote, passwords)}  # of addresses such as `HTTPS_PROXY`'s, as written and unquoted
     kept = (value for value in values if len(value) >= 6 and not is_plain_word(value))
     return sorted(kept, key=len, reverse=True)
-
-
-def _passwords(text: str) -> set[str]:
-    """Passwords of the addresses in a value such as `HTTPS_PROXY`'s, as written and unquoted."""
-    found = _PASSWORD.findall(text)
-    return {*found, *map(unquote, found)}
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:

@@ -33,6 +33,7 @@ _ARGUMENTS = re.compile(
     r"[(\[](?:[^()\[\]\r\n]|\([^()\r\n]{0,100}\)|\[[^\[\]\r\n]{0,100}\]){0,160}(?:[)\]]|(?<=[(\[,])\s{0,4}(?=[\r\n\\]|$))"
 )
 _AFTER_CALL = re.compile(r"[\s,;:.()\[\]}\\\"'`]|$")
+_STRING = re.compile(r"\\{0,2}\"[^\"]{0,200}\"|'[^']{0,200}'")
 _ARGUMENT = re.compile(r"[A-Za-z0-9_]+")
 _PLAIN_ARGUMENT = re.compile(rf"{_IDENTIFIER}|_+|\d+")
 _OWNERS = frozenset(("self", "cls", "args", "typing", "builtins", "os", "settings", "config", "cfg", "options", "opts"))
@@ -90,14 +91,10 @@ def is_code(name: str, text: str) -> bool:
         return False
     called = _ARGUMENTS.match(text, path.end())
     if called is not None:
-        words = _ARGUMENT.findall(_without_strings(called.group()))
+        words = _ARGUMENT.findall(_STRING.sub("", called.group()))
         return all(map(_PLAIN_ARGUMENT.fullmatch, words)) and _AFTER_CALL.match(text, called.end()) is not None
     owner, _, attribute = path.group().rpartition(".")
     if not owner or not re.match(r"[\s,;:)\]}\\\"'`]|\.?$|\.\s", text[path.end() :]):
         return False
     own, last = (word.lower().strip("_").rstrip("s") for word in (name, attribute))
     return owner.split(".")[0] in _OWNERS or own.endswith(last) or last in _TYPES
-
-
-def _without_strings(text: str) -> str:
-    return re.sub(r"\\{0,2}\"[^\"]{0,200}\"|'[^']{0,200}'", "", text)
