@@ -97,11 +97,6 @@ def fill_from_groups(groups: Groups, values: Mapping[str, Any], where: str) -> d
     return filled
 
 
-def per_node_of(group: HardwareGroup, per_node: int) -> int:
-    """Accelerators in a node of the group, of a job with `per_node` a node where a group states none."""
-    return min(group.accelerators_per_node or per_node, group.num_accelerators)
-
-
 def has_unlike_links(groups: Groups) -> bool:
     """Whether the groups differ in their links, or are connected more slowly than inside."""
     rates = [(*_rates(group), group.outside_gbps or _rates(group)[1]) for group in groups]
@@ -109,8 +104,11 @@ def has_unlike_links(groups: Groups) -> bool:
 
 
 def make_links(groups: Groups, per_node: int) -> LinkMatrix:
-    """Return the links of all pairs of nodes; UserError if there are more nodes than a matrix can have."""
-    sizes = [per_node_of(group, per_node) for group in groups]
+    """Return the links of all pairs of nodes, of `per_node` accelerators where a group states no number.
+
+    UserError if there are more nodes than a matrix can have.
+    """
+    sizes = [min(group.accelerators_per_node or per_node, group.num_accelerators) for group in groups]
     for group, size in zip(groups, sizes, strict=True):
         if group.num_accelerators % size:
             raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from cclsearch.card.arch import count_parameters
 from cclsearch.card.fields import read_number
 from cclsearch.card.model import make_model
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import JobFileError, read_job_json
 from cclsearch.core.text import one_line
 
 CONFIG_FILE = "config.json"
@@ -96,16 +96,11 @@ def read_hf_model(path: Path) -> dict[str, Any]:
 
 def _read_config(file: Path) -> dict[str, Any]:
     try:
-        with file.open("rb") as stream:
-            raw = stream.read(MAX_BYTES + 1)
+        config = read_job_json(file.resolve(), MAX_BYTES)  # a model's folder may have links to its files
     except OSError as error:
         raise UserError(f"{str(file)!r}: cannot be read: {error.strerror or error}") from None
-    if len(raw) > MAX_BYTES:
-        raise UserError(f"{str(file)!r}: a config.json must be under {MAX_BYTES // 2**20} MiB")
-    try:
-        config = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{str(file)!r}: is not JSON: {one_line(str(error), 120)}") from None
+    except JobFileError as error:
+        raise UserError(f"{str(file)!r}: {one_line(str(error), 160)}") from None
     if not isinstance(config, dict):
         raise UserError(f"{str(file)!r}: must be an object of settings, not {type(config).__name__}")
     return config

@@ -163,7 +163,8 @@ def inspect_card(
         data = _merge(data, read_yaml(find_content("workloads", overlay, *SUFFIXES)))
     for setting in sets:
         data = _apply_set(data, setting)
-    return inspect_mapping(data, _card_name(path), str(path), given)
+    folder = path.absolute().parent.name  # a file `card.yaml` is named by its folder
+    return inspect_mapping(data, folder if folder and path.stem in _GENERIC_STEMS else path.stem, str(path), given)
 
 
 def card_from_mapping(data: Mapping[str, Any], name: str) -> Card:
@@ -317,11 +318,6 @@ def _read_knobs(data: Mapping[str, Any], where: str) -> tuple[KnobDeclaration, .
             f"{where}: knobs must be a list of `{{name: ..., choices: [...]}}`, not {one_line(repr(entries), 80)}"
         )
     return tuple(validate_mapping(KnobDeclaration, entry, f"{where}: knobs[{i}]") for i, entry in enumerate(entries))
-
-
-def _card_name(path: Path) -> str:
-    stem = path.stem
-    return path.absolute().parent.name if stem in _GENERIC_STEMS and path.absolute().parent.name else stem
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
