@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from cclsearch.cli.output import complain
 from cclsearch.core.errors import Notice, UserError
 from cclsearch.core.version import __version__
 
@@ -70,9 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _showing_notices():
             return _dispatch(arguments)
     except UserError as error:
-        from cclsearch.core.secrets.redact import redact
-
-        print(f"ccl-search: {redact(str(error))}", file=sys.stderr)
+        complain(str(error))
         return EXIT_USAGE
     except KeyboardInterrupt:
         may_search = arguments[:1] in (["run"], ["resume"], ["sweep"])
@@ -85,10 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise
-        from cclsearch.core.secrets.redact import redact
-
         place = f"{str(error.filename)!r}: " if error.filename else ""
-        print(f"ccl-search: {redact(place + str(error.strerror))}", file=sys.stderr)
+        complain(f"{place}{error.strerror}")
         return EXIT_USAGE
 
 
@@ -101,10 +98,8 @@ def _showing_notices() -> Iterator[None]:
         if not issubclass(category, Notice):
             before(message, category, *where, **place)
         elif (text := str(message)) not in shown:
-            from cclsearch.core.secrets.redact import redact
-
             shown.add(text)
-            print(f"ccl-search: {redact(text)}", file=sys.stderr)
+            complain(text)
 
     with warnings.catch_warnings():
         before = warnings.showwarning

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from cclsearch.card.model import StatedCard
 from cclsearch.card.task import TASKS
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
 from cclsearch.cli.content import run_content
-from cclsearch.cli.output import show
+from cclsearch.cli.output import complain, show
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, require_writable
-from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import plain
 
 
@@ -44,8 +42,7 @@ def _check(args: argparse.Namespace) -> int:
             show({"card": name, **facts}, _describe_loaded(name, report, card), as_json=args.json)
         except UserError as error:
             failed += 1
-            text = str(error) if name in str(error) else f"{name}: {error}"
-            print(f"ccl-search: {redact(text)}", file=sys.stderr)
+            complain(str(error) if name in str(error) else f"{name}: {error}")
     if len(args.card) > 1 and not args.json:
         print(f"{len(args.card) - failed} of {len(args.card)} cards load")
     return EXIT_USAGE if failed else EXIT_OK

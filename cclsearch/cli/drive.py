@@ -99,22 +99,17 @@ def drive_in_terminal(folder: Path, args: argparse.Namespace, changes: Changes |
                 folder, stop=stop, around=show, continued=how, changes=changes, log_to=args.log_to, tell=_tell
             )
         with drive.explain_write_errors(folder, how):
-            _print_result(spec, state, folder, args)
+            if args.json:
+                print(summarize_as_json(spec, state, folder))
+            else:
+                print("" if args.quiet else "\n", end="")
+                print_end(spec, state, folder, runs=args.runs)
     usual = EXIT_OK if state.best else EXIT_FAILED
     return SPECIAL.get(state.stopped.kind, usual) if state.stopped else usual
 
 
 def _tell(text: str) -> None:
     print(f"note: {text}", file=sys.stderr, flush=True)
-
-
-def _print_result(spec: RunSpec, state: RunState, folder: Path, args: argparse.Namespace) -> None:
-    if args.json:
-        print(summarize_as_json(spec, state, folder))
-    else:
-        if not args.quiet:
-            print()
-        print_end(spec, state, folder, runs=args.runs)
 
 
 @contextlib.contextmanager

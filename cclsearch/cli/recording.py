@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from cclsearch.cli import EXIT_OK, EXIT_USAGE
-from cclsearch.cli.output import show
+from cclsearch.cli.output import complain, show
 from cclsearch.core.content import list_recordings
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, plain
@@ -33,9 +32,9 @@ def run(args: argparse.Namespace) -> int:
     lines = _describe(examined, examined.recording, args.recording) if examined.recording is not None else ()
     show({"folder": str(examined.folder), **data}, lines, as_json=args.json)
     for problem in () if args.json else examined.problems[:MAX_PROBLEMS]:
-        print(f"ccl-search: {plain(redact(problem))}", file=sys.stderr)
+        complain(plain(problem))
     if len(examined.problems) > MAX_PROBLEMS and not args.json:
-        print(f"ccl-search: {len(examined.problems) - MAX_PROBLEMS} more problems", file=sys.stderr)
+        complain(f"{len(examined.problems) - MAX_PROBLEMS} more problems")
     return EXIT_USAGE if examined.problems else EXIT_OK
 
 
