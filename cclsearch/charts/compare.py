@@ -12,29 +12,18 @@ from cclsearch.charts.trials import Axis, TrialPoint, best_so_far
 from cclsearch.core.text import show_number
 
 
-@dataclass(frozen=True)
-class BestOfRun:
-    """The best trial of one run; runs of one group are comparable."""
-
-    run: str
-    group: str
-    value: float
-    detail: str
-    """Its configuration."""
-
-
-def draw_bests(bests: Sequence[BestOfRun], axis: Axis, *, name: str = "bests") -> Chart | None:
-    """A bar per run of one group."""
+def draw_bests(bests: Sequence[tuple[str, float, str]], axis: Axis, group: str, *, name: str = "bests") -> Chart | None:
+    """A bar per run of one group of comparable runs: its name, its best figure and that one's configuration."""
     if len(bests) < 2:
         return None
     rows = [
-        {"run": cut(best.run, 46), "v": best.value, "zero": 0, "shown": show_number(best.value), "config": best.detail}
-        for best in bests
+        {"run": cut(run, 46), "v": value, "zero": 0, "shown": show_number(value), "config": config}
+        for run, value, config in bests
     ]
     x = quantity("v", f"{axis.title} of the best trial")
-    x["scale"] = {"zero": True, "domainMax": max(best.value for best in bests) * 1.15}
+    x["scale"] = {"zero": True, "domainMax": max(value for _, value, _ in bests) * 1.15}
     layers = named_bars(x, category("run"), tips(run="run", shown=axis.words, config="configuration"))
-    summary = f"{bests[0].group}: " + "; ".join(f"{best.run}: {show_number(best.value)}" for best in bests)
+    summary = f"{group}: " + "; ".join(f"{run}: {show_number(value)}" for run, value, _ in bests)
     return Chart(name, f"Best {axis.words} of each run", summary, make_spec(rows, {"step": 28}, layer=layers))
 
 

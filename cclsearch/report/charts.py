@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cclsearch.charts.chart import Chart
-from cclsearch.charts.compare import BestOfRun, draw_bests, draw_curves
+from cclsearch.charts.compare import draw_bests, draw_curves
 from cclsearch.charts.knobs import draw_contour, draw_importance, draw_parallel, draw_slice
 from cclsearch.charts.parts import StackedBar, draw_parts, draw_timeline
 from cclsearch.charts.trials import (
@@ -120,9 +120,10 @@ def draw_comparisons(entries: Sequence[RankingEntry], name: str) -> list[Chart]:
         return []
     pages = [entry.page for entry in entries]
     axis = name_axis(pages[0])
-    bests = [BestOfRun(f"{e.page.run_id} · {e.page.framework}", e.group, e.value, e.trial.config_text) for e in entries]
+    bests = [(f"{e.page.run_id} · {e.page.framework}", e.value, e.trial.config_text) for e in entries]
     curves = [(page.run_id, make_points(page)) for page in pages]
-    found = [draw_bests(bests, axis, name=f"{name}bests"), draw_curves(curves, axis, name=f"{name}curves")]
+    ranked = draw_bests(bests, axis, entries[0].group, name=f"{name}bests")
+    found = [ranked, draw_curves(curves, axis, name=f"{name}curves")]
     every = [(run, point) for run, points in curves for point in points]
     for cause in pages[0].task.causes:
         chart = _draw_against(every, cause, pages[0].task.metric(cause).words, axis)

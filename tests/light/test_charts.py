@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cclsearch.charts.chart import PALETTE, Chart, page_data, page_script, paint, palette_css, render_png, render_svg
-from cclsearch.charts.compare import BestOfRun, NightPoint, draw_bests, draw_curves, draw_nights
+from cclsearch.charts.compare import NightPoint, draw_bests, draw_curves, draw_nights
 from cclsearch.charts.knobs import draw_contour, draw_importance, draw_parallel, draw_slice
 from cclsearch.charts.pareto import FrontPoint, draw_front, draw_hypervolume, draw_weight_choices
 from cclsearch.charts.parts import LANES, Lane, StackedBar, as_trace_events, draw_parts, draw_timeline, join_spans
@@ -91,7 +91,7 @@ def all_charts() -> Iterator[Chart | None]:
     yield draw_importance({"tp": 0.6, HOSTILE: 0.4}, STEP_TIME)
     yield draw_slice(points, STEP_TIME, first="ckpt")
     yield draw_contour(points, STEP_TIME, first=("ckpt", "tp"))
-    yield draw_bests([BestOfRun("a", "g", 1.0, "tp=1"), BestOfRun(HOSTILE, "g", 2.0, "tp=2")], STEP_TIME)
+    yield draw_bests([("a", 1.0, "tp=1"), (HOSTILE, 2.0, "tp=2")], STEP_TIME, "g")
     yield draw_curves([("a", points), (HOSTILE, points[3:])], STEP_TIME)
     bars = [StackedBar(HOSTILE, {"compute": 0.6, "wait": 0.3, "tiny": 0.001}), StackedBar("b", {"compute": 0.9})]
     yield draw_parts(bars, "seconds", name="causes", title="By cause", limit=1.0)
