@@ -163,17 +163,11 @@ def _view_run(page: RunPage, prefix: str, extra: Sequence[Chart], base: Path | N
     place = _find_place(page, base)
     traced = next((t.evidence for t in page.trials if page.step and t.number == page.step.trial), "")
     trace = f"{traced}/trace"
+    scripts = {"Launch it by hand": page.launch.removeprefix("launch by hand:\n"), "Job script": page.job_script}
     return {
         "charts": [*own[:1], *place_charts(extra, prefix), *own[1:]],
         "headline": _describe_result(page),
-        "scripts": [
-            (title, text)
-            for title, text in (
-                ("Launch it by hand", page.launch.removeprefix("launch by hand:\n")),
-                ("Job script", page.job_script),
-            )
-            if text
-        ],
+        "scripts": [(title, text) for title, text in scripts.items() if text],
         "columns": columns,
         "rows": [{**row, "links": _link_files(row["trial"], place)} for row in rows],
         "states": sorted({trial.kind for trial in page.trials}),
