@@ -87,6 +87,10 @@ class WindowKeeper:
         last = len(windows)
         if windows and windows[-1].seconds is None and f"window-{last}.closed" in names:
             windows[-1] = _close(folder / f"window-{last}.closed", windows[-1])
+        if folder not in self._whole:  # opened while no search ran, or by one that was killed before it was recorded
+            while not names.isdisjoint(f"window-{last + 1}.{end}" for end in ("nonce", "closed")):
+                windows.append(TimedWindow())
+                last += 1
         is_free = not windows or windows[-1].seconds is not None
         if is_answering and is_free and last < MAX_WINDOWS and f"window-{last + 1}.asked" in names:
             nonce = self._first.get(folder, "") if not windows else ""

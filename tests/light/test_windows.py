@@ -93,6 +93,26 @@ def test_windows_that_the_ledger_has_survive_a_kill_and_others_have_no_nonce(com
     assert WindowKeeper().end(tmp_path) == (TimedWindow(),)  # it had not come into the ledger
 
 
+@pytest.mark.parametrize("num_known", [0, 1])
+def test_a_window_that_a_killed_search_opened_is_not_answered_again(common, keeper, tmp_path, num_known):
+    trial = make_trial(common, tmp_path)
+    keeper.watch(tmp_path, is_new=True)
+    nonces = []
+    for number in (1, 2):
+        nonces.append(common.open_window(trial, number))
+        common.close_window(trial, [1.0], number)
+        time.sleep(0.1)
+    known = keeper.list_opened(tmp_path)[:num_known]
+    keeper.stop()
+    resumed = WindowKeeper()
+    resumed.watch(tmp_path, known)
+    assert common.open_window(trial, 3)
+    windows = resumed.end(tmp_path, known)
+    assert [(tmp_path / f"window-{number}.nonce").read_text() for number in (1, 2)] == nonces
+    assert [bool(window.nonce) for window in windows] == [num_known > 0, False, True]
+    assert len(WindowKeeper().end(tmp_path, known)) == 3  # the job ended before the search was resumed
+
+
 def test_a_script_goes_on_with_known_data_if_no_search_answers(common, tmp_path, monkeypatch):
     monkeypatch.setattr(common, "WINDOW_WAIT_S", 0.1)
     trial = make_trial(common, tmp_path)
