@@ -123,12 +123,8 @@ def pick_nearest(observations: Sequence[Observation], config: Config) -> Sequenc
     # Fitting to N observations costs O(N^3), and the prediction of a neighbor depends mostly on the nearest ones.
     if len(observations) <= MAX_OBSERVATIONS:
         return observations
-
-    def count_steps(observation: Observation) -> int:
-        return sum(value != config.get(knob) for knob, value in observation.config.items())
-
-    nearest = sorted(observations, key=count_steps)[:MAX_OBSERVATIONS]
-    return tuple(sorted(nearest, key=lambda observation: observation.trial))
+    by_steps = sorted(observations, key=lambda seen: sum(v != config.get(knob) for knob, v in seen.config.items()))
+    return tuple(sorted(by_steps[:MAX_OBSERVATIONS], key=lambda observation: observation.trial))
 
 
 def neighbor_rows(space: Space, config: Config) -> list[int | None]:

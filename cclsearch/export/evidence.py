@@ -53,8 +53,8 @@ def copy_evidence(source: Path, target: Path, *, traces: bool = True) -> dict[st
         why = "another file has this name" if copy.exists() else _copy_masked(path, copy)
         if why:
             manifest.setdefault(relative, {"left_out": why})
-            continue
-        manifest[relative] = {"bytes": copy.stat().st_size, "sha256": hash_file(copy)}
+        else:
+            manifest[relative] = {"bytes": copy.stat().st_size, "sha256": hash_file(copy)}
     return manifest
 
 

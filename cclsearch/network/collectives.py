@@ -29,8 +29,7 @@ MAX_DRAINED = 4096
 NEVER_FASTEST = frozenset({"turns"})
 """Modelled as some library does it; never chosen by `auto`, since another one is always faster."""
 ORDERS = 24
-"""Number of orders of arrival at an exchange with turns over which the mean is taken; up to four members: all orders.
-"""
+"""Number of orders of arrival at an exchange with turns that the mean is of; up to four members: all orders."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,7 @@ class Segment:
     alone_s: float
     """Seconds of the transfer of one repetition if nothing else uses the links."""
     latency_s: float
-    """Latency of one repetition: of its longest route, or in a ring of the mean one, since a message passes all of
-    them.
-    """
+    """Latency of one repetition: of its longest route; in a ring of the mean one, since a message passes all."""
     sent_bytes: float = 0.0
     """Most bytes that a rank sends in one repetition."""
     repeats: float = 1.0

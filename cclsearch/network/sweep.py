@@ -89,8 +89,7 @@ def _row(option: HardwareOption, time_on: TimeOn, base_s: float) -> SweepRow:
 
 
 def vary(cluster: ClusterSpec) -> list[HardwareOption]:
-    """Return the usual variations of a cluster: links twice as fast, larger domains, other topologies of the same
-    bandwidth."""
+    """Return usual variations of a cluster: faster links, larger domains, other topologies of the same bandwidth."""
     options = {"scale-up x2": cluster.scaled(up=2)}
     inner, *between = cluster.tiers
     if not between:

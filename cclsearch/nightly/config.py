@@ -18,7 +18,7 @@ from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.nightly.clock import Moment, parse_moment
 from cclsearch.propose.agent.providers.types import Effort
 from cclsearch.scoring.objective import default_spec
-from cclsearch.space.parse import parse_knob
+from cclsearch.space.parse import parse_knobs
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,19}")
 SLURM_WORD = re.compile(r"[A-Za-z0-9/][A-Za-z0-9_.,:@/+=%-]*")
@@ -291,9 +291,8 @@ def parse_nightly(data: dict[str, Any], where: str) -> NightlyConfig:
     """Validate a nightly configuration; raises UserError that starts with `where` and names every wrong field."""
     config = validate_mapping(NightlyConfig, data, where)
     for job in config.all_jobs:
-        for text in job.knobs:
-            try:
-                parse_knob(text)
-            except UserError as error:
-                raise UserError(f"{where}: job {job.key!r}: {error}") from None
+        try:
+            parse_knobs(job.knobs)
+        except UserError as error:
+            raise UserError(f"{where}: job {job.key!r}: {error}") from None
     return config

@@ -37,20 +37,14 @@ def find_runs(runs: Path, name: str, key: str) -> list[Path]:
 
 
 def find_series(runs: Path, name: str) -> dict[str, list[Path]]:
-    """Run folders of the series by the night's stamp, the oldest night first."""
+    """Run folders of the series by the night's stamp, the oldest night first; links are left out."""
     form = re.compile(rf"{re.escape(name)}-({STAMP})-.+")
     found: dict[str, list[Path]] = {}
-    for folder in sorted(list_folders(runs)):
-        if match := form.fullmatch(folder.name):
+    for folder in sorted(runs.glob("*/")):
+        is_run = not folder.is_symlink() and (folder / SPEC_FILE).is_file()
+        if is_run and (match := form.fullmatch(folder.name)):
             found.setdefault(match[1], []).append(folder)
     return dict(sorted(found.items()))
-
-
-def list_folders(runs: Path) -> list[Path]:
-    """Run folders inside the runs folder; links are left out."""
-    if not runs.is_dir():
-        return []
-    return [p for p in runs.iterdir() if not p.is_symlink() and p.is_dir() and (p / SPEC_FILE).is_file()]
 
 
 def is_same_work(one: RunSpec, other: RunSpec) -> bool:
@@ -130,8 +124,7 @@ class NightFigure:
     name: str
     metric: MetricInfo
     is_negated: bool = False
-    """Whether the compared value is the negative of the figure, which may be 0 or below; else its inverse, if greater
-    is better."""
+    """Whether the compared value is its negative, as it may be 0 or below; else its inverse, if greater is better."""
 
     @property
     def unit(self) -> str:

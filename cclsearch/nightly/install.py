@@ -57,9 +57,7 @@ class InstallPlan:
 def plan_install(
     config: NightlyConfig, path: Path, project: Path, runs: Path | None, scrontab: Scrontab | None = None
 ) -> InstallPlan:
-    """Collect the parts of an installation; raises UserError if `start` is missing or a path cannot be written in a
-    unit.
-    """
+    """Return the parts of an installation; raises UserError without `start`, or if a unit cannot hold a path."""
     if config.start_moment is None:
         raise UserError(f"{str(path)!r} has no `start`: to install it, add one such as `start: 22:00 Europe/Paris`")
     plan = InstallPlan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -229,7 +229,8 @@ class NightRun:
         if find_exhausted(limits) or trials < 1:
             return
         state.error, state.is_trouble = "", False
-        run = load_run(state.folder) if state.folder else self._find_unfinished(job)
+        folders = find_runs(self.runs, self.config.name, job.key)
+        run = load_run(state.folder) if state.folder else find_unfinished(folders, self.plans[job.key])
         resumed = run is not None
         if run is None:
             run = self._create(job, min(wanted, trials), limits)
@@ -245,20 +246,6 @@ class NightRun:
 
     def _own_name(self, job: NightlyJob) -> str:
         return name_run(self.config.name, self.window.stamp, job.key)
-
-    def _find_unfinished(self, job: NightlyJob) -> Run | None:
-        """The job's latest search, if it was interrupted and still matches the job; else None."""
-        folders = find_runs(self.runs, self.config.name, job.key)
-        if not folders:
-            return None
-        try:
-            run = load_run(folders[-1])
-        except UserError:
-            return None
-        plan = self.plans[job.key]
-        is_resumable = run.status.is_resumable and is_same_work(run.spec, plan.spec)
-        same_space = run.spec.space_sha256 == plan.spec.space_sha256 and run.spec.proposers == plan.spec.proposers
-        return run if is_resumable and same_space else None
 
     def _create(self, job: NightlyJob, budget: int, limits: dict[str, float | None]) -> Run:
         plan = self.plans[job.key]
@@ -328,6 +315,18 @@ class NightRun:
         job_hours = {key: state.hours for key, state in self.states.items() if state.hours}
         self._saved_boot_s = boot_clock_s()
         self.window.save(jobs=jobs, hours=self._hours, job_hours=job_hours)
+
+
+def find_unfinished(folders: Sequence[Path], plan: Plan) -> Run | None:
+    """The latest of a job's searches, if it was interrupted and still matches the job's plan; else None."""
+    try:
+        run = load_run(folders[-1]) if folders else None
+    except UserError:
+        return None
+    if run is None or not run.status.is_resumable or not is_same_work(run.spec, plan.spec):
+        return None
+    same_space = run.spec.space_sha256 == plan.spec.space_sha256 and run.spec.proposers == plan.spec.proposers
+    return run if same_space else None
 
 
 def count_interrupted(run: Run, since_s: float = 0.0) -> int:

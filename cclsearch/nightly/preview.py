@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from cclsearch.nightly.config import NightlyConfig
-from cclsearch.nightly.history import find_runs, is_same_work, pick_bests, read_earlier
-from cclsearch.nightly.night import count_wanted, plan_jobs, show_time
+from cclsearch.nightly.history import find_runs, pick_bests, read_earlier
+from cclsearch.nightly.night import count_wanted, find_unfinished, plan_jobs, show_time
 from cclsearch.nightly.prune import prune_evidence
 from cclsearch.nightly.share import Spent, find_remaining, split_remaining
 from cclsearch.nightly.window import find_window
@@ -34,8 +34,7 @@ def describe_night(config: NightlyConfig, runs: Path) -> list[str]:
         if tonights in folders and load_run(tonights).status is Standing.ENDED:
             lines.append(f"  {tonights.name} has ended")
             continue
-        latest = load_run(folders[-1]) if folders else None
-        if latest is not None and latest.status.is_resumable and is_same_work(latest.spec, plan.spec):
+        if (latest := find_unfinished(folders, plan)) is not None:
             lines.append(f"  continues {latest.folder.name}, which was interrupted")
             current_runs.add(latest.folder.name)
             continue

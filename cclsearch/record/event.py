@@ -46,8 +46,7 @@ class Purpose(StrEnum):
     CONFIRMATION = "confirmation"
     """A new run of a finalist; does not cost budget."""
     CONTROL = "control"
-    """Repeats the best configuration in another window of the cluster, so that figures can be compared; does not cost
-    budget."""
+    """Repeats the best configuration in another window of the cluster, to compare figures; does not cost budget."""
     BASELINE = "baseline"
     """The configuration that the user compares with (`--baseline`); it runs first and does not cost budget."""
     REPEAT = "repeat"

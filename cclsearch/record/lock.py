@@ -169,16 +169,14 @@ def interrupt_holder(folder: Path) -> None:
         raise UserError(f"the search is {where}, which cannot be stopped from here: press Ctrl-C there")
     try:
         process = os.pidfd_open(pid)  # the number cannot become another process's while this is open
+        try:
+            if not _identify(holder).is_running() or not _writes_to(pid, folder):
+                raise UserError(f"the lock names {where}, which does not write to this run: it was not stopped")
+            signal.pidfd_send_signal(process, signal.SIGINT)
+        finally:
+            os.close(process)
     except OSError as error:
         raise UserError(f"cannot stop {where}: {error.strerror}") from None
-    try:
-        if not _identify(holder).is_running() or not _writes_to(pid, folder):
-            raise UserError(f"the lock names {where}, which does not write to this run: it was not stopped")
-        signal.pidfd_send_signal(process, signal.SIGINT)
-    except OSError as error:
-        raise UserError(f"cannot stop {where}: {error.strerror}") from None
-    finally:
-        os.close(process)
 
 
 def _writes_to(pid: int, folder: Path) -> bool:

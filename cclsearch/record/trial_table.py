@@ -12,7 +12,7 @@ from pathlib import Path
 from cclsearch.core.errors import UserError, reading_from
 from cclsearch.core.values import Config
 from cclsearch.propose.observations import Observation
-from cclsearch.record.event import Event, Purpose, decode_line
+from cclsearch.record.event import Purpose, decode_line
 from cclsearch.record.trial import Trial, fold_trial
 from cclsearch.scoring.outcome import ClusterWindow, Outcome
 from cclsearch.space.table import Space
@@ -111,19 +111,15 @@ class TrialTable(Mapping[int, Trial]):
     def _read(self, entry: TrialBrief) -> Trial:
         assert self._path is not None, "trials come from a ledger"
         events = []
-        with reading_from(self._path), self._path.open("rb") as file:
-            for offset in entry.offsets:
-                file.seek(offset)
-                events.append(self._parse(file.readline()))
-        return fold_trial(events)
-
-    def _parse(self, line: bytes) -> Event:
         try:
-            return decode_line(line)
+            with reading_from(self._path), self._path.open("rb") as file:
+                for offset in entry.offsets:
+                    file.seek(offset)
+                    events.append(decode_line(file.readline()))
         except ValueError:
-            raise UserError(
-                f"{str(self._path)!r} is damaged or was replaced: a line changed since it was first read"
-            ) from None
+            what = "is damaged or was replaced: a line changed since it was first read"
+            raise UserError(f"{str(self._path)!r} {what}") from None
+        return fold_trial(events)
 
 
 def observe_trial(trial: Trial, space: Space | None) -> Observation | None:

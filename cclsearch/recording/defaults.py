@@ -86,9 +86,7 @@ def _complete_hardware(xpu: dict[str, Any], configs: Sequence[Mapping[str, Value
 
 
 def _stand_in(xpu: dict[str, Any], notes: list[str]) -> None:
-    """Give an unknown accelerator without numbers the numbers of `NOMINAL`, marked, so that no MFU is computed from
-    them.
-    """
+    """Give an unknown accelerator the missing numbers of `NOMINAL`, marked, so that no MFU is computed from them."""
     rate = next(iter(NOMINAL.peak_flops.values()))
     stated = {"peak_flops": rate, "memory_gb_per_s": NOMINAL.memory_gb_per_s, "memory_gb": NOMINAL.memory_gib}
     missing = {field: value for field, value in stated.items() if xpu.get(field) is None}

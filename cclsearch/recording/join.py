@@ -24,8 +24,7 @@ from cclsearch.recording.load import Recording, load_recording
 
 
 def find_family(folder: Path) -> list[Recording]:
-    """The recording in `folder` and its sibling folders' recordings of the same work on the same kind of accelerator,
-    sorted by number of accelerators."""
+    """The recording in `folder` and those beside it of the same work and accelerator, by number of accelerators."""
     first = load_recording(folder)
     others = [path.parent for path in sorted(folder.resolve().parent.glob("*/trials.csv"))]
     found = [first]

@@ -52,8 +52,7 @@ class RecordedRow:
     metrics: dict[str, float]
     """Measured metrics by name; with the task's primary metric only if the status is `ok`."""
     loads: tuple[dict[str, float], ...] = ()
-    """The metrics of each load, the least first, if the table has loads; `metrics` are of the load with the best
-    primary metric."""
+    """The metrics of each load, the least first, if there are loads; `metrics` are of the best by primary metric."""
 
 
 def find_table(folder: Path) -> Path:

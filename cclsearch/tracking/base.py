@@ -112,19 +112,16 @@ def describe_trial(spec: RunSpec, trial: Trial, best: Trial | None) -> TrackedTr
         "proposer": trial.proposer,
         "purpose": trial.purpose.value,
         "provenance": spec.provenance.value,
+        "rationale": trial.rationale,
+        "failure": outcome.failure.kind.value if outcome.failure is not None else "",
+        "reason": trial.reason,
     }
-    if trial.rationale:
-        tags["rationale"] = trial.rationale
-    if outcome.failure is not None:
-        tags["failure"] = outcome.failure.kind.value
-    if trial.reason:
-        tags["reason"] = trial.reason
     metrics = dict(outcome.metrics) | ({"loss": trial.loss} if trial.loss is not None else {})
     return TrackedTrial(
         number=trial.number,
         params={name: redact(value) if isinstance(value, str) else value for name, value in trial.config.items()},
         metrics=metrics,
-        tags=_mask(tags),
+        tags=_mask({name: text for name, text in tags.items() if text}),
         value=_value_of(spec, trial),
         best=_value_of(spec, best),
         started_s=trial.proposed_s,

@@ -25,8 +25,7 @@ DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
-"""Environment of the package unless the user sets it: nothing is sent elsewhere, and a server that is gone is soon
-noticed."""
+"""Environment of the package unless the user sets it: it sends nothing elsewhere, and soon notices a lost server."""
 MAX_PER_REQUEST = 100
 """Parameters and tags that MLflow takes in one request."""
 

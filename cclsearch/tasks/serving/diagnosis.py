@@ -23,8 +23,7 @@ FULL = 0.95
 SPARE = 0.5
 """Share of the KV cache in use up to which a sentence says that its size does not limit a load."""
 GROWTH = 3.0
-"""Ratio of first-token times, last third of the requests to first third, from which a server falls behind an open loop.
-"""
+"""Ratio of first-token times, last third of the requests to first, from which a server falls behind an open loop."""
 MIN_REQUESTS = 12
 """Number of requests from which thirds of a load are compared."""
 SLOTS = ("max_num_seqs", "max_running_requests")

@@ -195,9 +195,7 @@ def find_excess(metrics: Mapping[str, float], limits: Mapping[str, Bounds]) -> f
 def choose_load(
     loads: Sequence[Mapping[str, float]], limits: Mapping[str, Bounds], most: str = THROUGHPUT
 ) -> int | None:
-    """Return the load whose metrics the trial gets: most of a metric within the limits, else the smallest excess; None
-    if no load was measured.
-    """
+    """Return the load that counts: most of a metric within the limits, else the least excess; None without a load."""
     measured = [n for n, metrics in enumerate(loads) if THROUGHPUT in metrics]
     return min(measured, key=lambda n: (find_excess(loads[n], limits), -loads[n].get(most, 0.0)), default=None)
 

@@ -100,9 +100,7 @@ def _workers_add_up(card: Card, options: Mapping[str, Any]) -> Clause:
 
 @register_rule("workers_fit_machines", "prefill_workers", "decode_workers", *_SIZES)
 def _workers_fit_machines(card: Card, options: Mapping[str, Any]) -> Clause:
-    """Place workers as `launchers/serving_apart.py` does: the larger servers first, each on the first machine with
-    room.
-    """
+    """Place workers as `launchers/serving_apart.py` does: large servers first, each on the first machine with room."""
     most = card.hardware.accelerators_per_node
 
     def check(at: Columns) -> BoolArray:

@@ -45,21 +45,14 @@ def read_deployment(card: Card, space: Space) -> Deployment:
     knob = space.find(f"{PREFILL}_workers")
     if knob is None:
         return Deployment(whole)
-    prefill, decode = (read_replica(card, space, _name_knobs(role)) for role in (PREFILL, DECODE))
+    ends = {"tp": "gpus_per_worker", "dp": "workers", "ep": "ep", "dp_attention": "dp_attention"}
+    layouts = ({name: f"{role}_{end}" for name, end in ends.items()} for role in (PREFILL, DECODE))
+    prefill, decode = (read_replica(card, space, layout) for layout in layouts)
     is_apart = read_choices(space, knob, float) > 0
     count = prefill.tp * prefill.dp + decode.tp * decode.dp
     total = np.where(is_apart, count, whole.accelerators)
     prefill, decode = (replace(role, pp=np.ones(len(space)), accelerators=total) for role in (prefill, decode))
     return Deployment(replace(whole, accelerators=total), prefill, decode, is_apart)
-
-
-def _name_knobs(role: str) -> dict[str, str]:
-    return {
-        "tp": f"{role}_gpus_per_worker",
-        "dp": f"{role}_workers",
-        "ep": f"{role}_ep",
-        "dp_attention": f"{role}_dp_attention",
-    }
 
 
 def compute_parts(

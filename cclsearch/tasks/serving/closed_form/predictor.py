@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cclsearch.card.model import Card
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.space.table import Space
-from cclsearch.stats.calibration import ParametricModel, Prior, RowModel
+from cclsearch.stats.calibration import ParametricModel, RowModel
 from cclsearch.stats.closed_form import Cells, ClosedForm, Derived, Loads, Predictor, Rows
 from cclsearch.stats.columns import map_columns, take_rows
 from cclsearch.stats.kernel import read_features
@@ -31,8 +31,8 @@ from cclsearch.tasks.serving.simulation.refine import make_refinement, read_load
 from cclsearch.tasks.serving.workload import read_limits
 
 # A whole server's error is mostly common to its works (benchmarks/newdevice.md; our choice).
-TRANSFER_SCALE_SD, TRANSFER_RESIDUAL = 0.2, 0.5
-"""Standard deviation of the multiplier `scale`, and factor of the residual, when learning from loads of other work."""
+TRANSFER_SD_P, TRANSFER_RESIDUAL = np.array([0.2 * (name == "scale") for name in MULTIPLIERS]), 0.5
+"""Least standard deviations, and factor of the residual, when learning from loads of other work."""
 # From benchmarks/serving.md.
 LOAD_SCALE = 0.4
 """Doublings of a knob whose effect a doubling of the load resembles."""
@@ -169,15 +169,12 @@ def _predict_loads(
         models = {TPOT: model(lambda served: served.tpot_s), TTFT: model(lambda served: served.ttft_s)}
         return Cells(features.take(rows).with_number(LOAD_SCALE * np.log2(concurrency_n)), models, combine)
 
-    transfer = {metric: _widen(LOAD_PRIORS[near]) for metric, near in ((THROUGHPUT, TPOT), (TPOT, TPOT), (TTFT, TTFT))}
+    wide = {
+        near: replace(prior, sd_P=np.maximum(prior.sd_P, TRANSFER_SD_P), shape=prior.shape.scaled(TRANSFER_RESIDUAL))
+        for near, prior in LOAD_PRIORS.items()
+    }
     measured = None if measured_NL.all() else measured_NL
-    return Loads("concurrency", clients, LOAD_PRIORS, transfer, MULTIPLIERS, build, measured)
-
-
-def _widen(prior: Prior) -> Prior:
-    """Return the prior for learning from searches of other work."""
-    wide = np.array([TRANSFER_SCALE_SD if name == "scale" else 0.0 for name in MULTIPLIERS])
-    return replace(prior, sd_P=np.maximum(prior.sd_P, wide), shape=prior.shape.scaled(TRANSFER_RESIDUAL))
+    return Loads("concurrency", clients, LOAD_PRIORS, wide | {THROUGHPUT: wide[TPOT]}, MULTIPLIERS, build, measured)
 
 
 def _list_loads(most: float, is_searched: bool, space: Space) -> list[float]:

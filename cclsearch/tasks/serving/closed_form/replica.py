@@ -239,8 +239,7 @@ def _read_speculation(card: Card, is_on: Array) -> tuple[Array, Array]:
 
 
 def _find_alone(card: Card, space: Space, is_chunked: Array, is_mixed: Array) -> Array:
-    """Return where prompts have steps of their own: SGLang unless chunks are mixed, the small CPU server without
-    chunks (the engines' schedulers)."""
+    """Return where prompts have steps of their own (by the schedulers of SGLang and of the small CPU server)."""
     is_sglang = read_engines(card, space, lambda name: float("sglang" in name.lower()))
     is_small = read_engines(card, space, lambda name: float(name == SMALL_SERVER))
     return np.maximum(is_sglang * (1 - is_mixed), is_small * (1 - is_chunked))

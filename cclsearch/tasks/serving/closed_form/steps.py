@@ -115,9 +115,7 @@ ADDED = ("prefillers", "prefill_share", "transfer", "ttft_lean", "tpot_lean")
 
 @dataclass(frozen=True, eq=False)
 class StepCosts:
-    """Costs that tokens of prompts and of answers add to a step, before multipliers; (N,) arrays, or numbers of all
-    rows.
-    """
+    """Costs that tokens add to a step, before multipliers; (N,) arrays, or numbers of all rows."""
 
     at: Replica
     model: ServedModel

@@ -108,8 +108,7 @@ class Requests:
     """Up to Q requests of each of R engines, in the order of their arrival; (R, Q) each."""
 
     arrival_s: Array
-    """Arrival of each request; in a closed loop, 0 for the first of each client, and the others arrive with an answer.
-    """
+    """Arrival of each request; in a closed loop 0 for the first of each client, others arrive with an answer."""
     given: Ints
     asked: Ints
     count: Ints
