@@ -92,7 +92,6 @@ def _check_card(folder: Path, rows: tuple[RecordedRow, ...], problems: list[str]
 
 def _describe(recording: Recording) -> Examined:
     space, rows = recording.space, recording.rows
-    assert recording.folder is not None
     counts = Counter(name for row in rows for name in row.metrics)
     knobs = ((knob.name, ", ".join(map(format_knob_value, knob.choices))) for knob in space.knobs)
     return Examined(
@@ -108,7 +107,6 @@ def _describe(recording: Recording) -> Examined:
 
 def _note_columns(recording: Recording) -> list[str]:
     """One line for each column right of `status` that no search uses."""
-    assert recording.folder is not None
     with find_table(recording.folder).open(newline="", encoding="utf-8-sig") as lines:
         header = [cell.strip() for cell in next(csv.reader(lines))]
     task = TASKS.get(recording.card.task)

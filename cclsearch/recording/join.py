@@ -87,7 +87,6 @@ def _join_tables(recordings: Sequence[Recording]) -> str:
 
 def _join_cards(recordings: Sequence[Recording]) -> str:
     largest = max(recordings, key=lambda r: r.card.hardware.num_accelerators)
-    assert largest.folder is not None
     data = read_yaml(largest.folder / "card.yaml")
     names = ", ".join(recording.name for recording in recordings)
     counts = sorted({recording.card.hardware.num_accelerators for recording in recordings})

@@ -36,9 +36,9 @@ class Recording:
     card: Card
     space: Space
     rows: tuple[RecordedRow, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
     """Missing fields of the card and the defaults used instead, one line each."""
-    folder: Path | None = None
+    folder: Path
 
     @cached_property
     def primary(self) -> MetricInfo:

@@ -21,6 +21,7 @@ from cclsearch.card.load import read_task
 from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import METRICS, NUM_ACCELERATORS, PEAK_MEMORY, MetricInfo
+from cclsearch.core.numbers import parse_number
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
 from cclsearch.space.knobs import meaning_of, rank_degrees
@@ -205,10 +206,9 @@ def _parse_column(path: Path, name: str, cells: Sequence[str], refuse: Callable[
 
 def _number(cell: str) -> float | None:
     try:
-        number = float(cell)
+        return parse_number(cell)
     except ValueError:
         return None
-    return number if math.isfinite(number) else None
 
 
 def _read_row(
