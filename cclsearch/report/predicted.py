@@ -86,7 +86,8 @@ def describe_predictions(
     yield from _describe_compiled(described)
     limit = f"an accelerator has {card.hardware.memory_gib:g} GiB; " if has_memory else ""
     yield f"\n  {limit}in brackets: 80 % intervals (those of the other figures: --json)"
-    yield "  trials correct these predictions; slow clusters take 3 to 18 times as long, which one measured run shows"
+    slow = "" if prediction.measured else "; slow clusters take 3 to 18 times as long, which one measured run shows"
+    yield f"  trials correct these predictions{slow}"
     for formula in filter(None, formulas.values()):
         yield f"  {formula}"
 
