@@ -269,10 +269,7 @@ def print_table(columns: Mapping[str, Sequence[float]], published: Sequence[Publ
 
 
 def print_memory(published: Sequence[Published], peaks: Sequence[Published]) -> None:
-    """Print how many published runs are predicted not to fit, and the error of published peaks, by repository.
-
-    The shipped constants of memory are fitted on landscapes alone.
-    """
+    """Print how many published runs are predicted not to fit, and errors of published peaks, which fitted nothing."""
     priors = load_priors()
     lost = [row for row in published if predict_memory(row, priors)[1] < LIKELY]
     print(f"\nran, and predicted not to fit: {len(lost)} of {len(published)}")
