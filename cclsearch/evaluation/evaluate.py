@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, TrialInput
 from cclsearch.record.state import RunState
 from cclsearch.record.trial import Trial
 from cclsearch.record.writer import RunWriter
-from cclsearch.run.log_masking import LogMasker, scrub_logs, scrub_result
+from cclsearch.run.log_masking import EVIDENCE, LogMasker, scrub_logs, scrub_result
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.trial_folder import hash_evidence, write_outcome_files
 from cclsearch.scoring.evaluate import evaluate_evidence, evaluate_failure
@@ -42,7 +43,10 @@ class TrialEvaluator:
             if has_job:
                 scrub_result(folder / RESULT_FILE)
             outcome = self._evaluate(folder, trial, payload, failure, writer.state)
-            outcome = outcome.model_copy(update={"evidence_sha256": hash_evidence(folder) if has_job else ""})
+            if has_job:
+                with contextlib.suppress(PermissionError):  # masked later, it would no longer have its hash
+                    scrub_logs(folder, EVIDENCE)
+                outcome = outcome.model_copy(update={"evidence_sha256": hash_evidence(folder)})
             is_compared = self._comparison is not None and not outcome.is_pruned
             return self._comparison.judge(trial, outcome, writer.state) if is_compared and self._comparison else outcome
 

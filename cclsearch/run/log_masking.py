@@ -21,6 +21,7 @@ from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, open_job_file, open_to_append, read_job_text
 from cclsearch.core.secrets.redact import MASK, Masker, redact
 from cclsearch.core.text import count_of
+from cclsearch.launch.contract import EVIDENCE_FILE, TRACE_FOLDER
 from cclsearch.record.state import RunState
 
 PIECE_BYTES = 1 << 18
@@ -32,7 +33,8 @@ DONE_FILE = "masked_logs.txt"
 """File in the run folder: inode, size and time in ns of each masked log, one a line."""
 PREFIX = ".masking-"
 """Start of the name of a file that is written to take the place of one with secrets; it contains none itself."""
-_PATTERNS = ("*", "failures/*", "again-*/*", "trace/**/*")
+EVIDENCE = (EVIDENCE_FILE, f"{TRACE_FOLDER}/**/*")
+_PATTERNS = ("*", "failures/*", "again-*/*", *EVIDENCE[1:])
 _SUFFIXES = (".log", ".txt", ".out", ".err", ".json", ".jsonl", ".yaml", ".yml", ".csv", ".toml", ".html")
 """Endings of the names of text, also with `.gz`, which jobs and frameworks leave in a trial's folder."""
 # A small packed file may unpack to any size.
@@ -46,11 +48,11 @@ moving = threading.Lock()
 """Held while a trial's files move, and while a masked log replaces its original."""
 
 
-def scrub_logs(folder: Path) -> None:
+def scrub_logs(folder: Path, patterns: tuple[str, ...] = _PATTERNS) -> None:
     """Mask secrets, known by value or by shape, in the logs of an ended trial or attempt, in bounded memory."""
     _rename_files(folder)
-    for path in _find_logs(folder):
-        with contextlib.suppress(FileNotFoundError, JobFileError):
+    for path in _find_logs(folder, patterns):
+        with contextlib.suppress(FileNotFoundError, PermissionError, JobFileError):
             _scrub(path)
 
 
@@ -155,14 +157,14 @@ def _rename_files(folder: Path) -> None:
                 path.rename(path.with_name(name))
 
 
-def _find_logs(folder: Path) -> Iterator[Path]:
-    return (path for path in _find_files(folder) if path.name.removesuffix(".gz").endswith(_SUFFIXES))
+def _find_logs(folder: Path, patterns: tuple[str, ...] = _PATTERNS) -> Iterator[Path]:
+    return (path for path in _find_files(folder, patterns) if path.name.removesuffix(".gz").endswith(_SUFFIXES))
 
 
-def _find_files(folder: Path) -> Iterator[Path]:
+def _find_files(folder: Path, patterns: tuple[str, ...] = _PATTERNS) -> Iterator[Path]:
     """Yield the files of the folder; behind a link that a job left are files of others."""
     own = folder.resolve()
-    for pattern in _PATTERNS:
+    for pattern in patterns:
         for path in sorted(folder.glob(pattern)):
             if path.is_file() and not path.is_symlink() and path.parent.resolve().is_relative_to(own):
                 yield path

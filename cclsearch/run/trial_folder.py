@@ -70,18 +70,17 @@ def hash_evidence(folder: Path) -> str:
     """Return the SHA-256 of names and contents of the trial's request log and traces; empty if it has none."""
     found = []
     for path in (folder / EVIDENCE_FILE, *sorted((folder / TRACE_FOLDER).rglob("[!.]*"))):  # hidden: our own indexes
-        if path.is_file():
-            with contextlib.suppress(FileNotFoundError, JobFileError), open_job_file(path) as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-                found.append(f"{path.relative_to(folder)} {digest}\n")
+        with contextlib.suppress(FileNotFoundError, PermissionError, JobFileError), open_job_file(path) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            found.append(f"{path.relative_to(folder)} {digest}\n")
     return hashlib.sha256("".join(found).encode()).hexdigest() if found else ""
 
 
 def seal_files(folder: Path) -> None:
     """Take the permission to write from every file of a judged trial; its folders can still be removed."""
     for path in folder.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            with contextlib.suppress(OSError):  # such as a file of another user, from a container
+        with contextlib.suppress(OSError):  # such as a file of another user, from a container
+            if path.is_file() and not path.is_symlink():
                 path.chmod(path.stat().st_mode & ~0o222)
 
 

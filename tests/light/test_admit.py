@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ from scripted_search import open_search, run_session
 from cclsearch.analysis.re_evaluate import re_evaluate_run, write_revisions
 from cclsearch.cli import main
 from cclsearch.record.lock import FolderLock
+from cclsearch.run import log_masking, trial_folder
 from cclsearch.run.folder import Run, load_run
 from cclsearch.scoring.evaluate import evaluate_evidence, replace_verdict
 from cclsearch.scoring.objective import load_objective
@@ -145,18 +147,39 @@ def test_no_verdict_is_written_while_another_process_writes_or_if_the_inputs_cha
     assert (run.folder / "ledger.jsonl").read_bytes() == ledger
 
 
-@pytest.fixture
-def measured(project: Path) -> Path:
-    """Return the folder of a search whose jobs left a request log and a trace."""
+def run_measured(project: Path, *, also: str = "") -> Path:
+    """Return the folder of a search whose jobs left a trace."""
 
     def decide(job):
         (job.trial_dir / "trace").mkdir(exist_ok=True)
-        (job.trial_dir / "trace" / "rank0.json").write_text(f"[{job.trial}]")
+        (job.trial_dir / "trace" / "rank0.json").write_text(f"[{job.trial}{also}]")
         return ran(job, 1 + job.trial / 10, simulated=False)
 
     folder, session = open_search(project, MeasuredLauncher(decide), budget=3)
     run_session(folder, session)
     return folder
+
+
+@pytest.fixture
+def measured(project: Path) -> Path:
+    return run_measured(project)
+
+
+def test_evidence_with_a_secret_is_sealed_as_it_is_masked(project):
+    secret = "hf_Zq3vT8mK1xW5bN7cR2dL9fGh4jPs6yAe"
+    folder = run_measured(project, also=f', "{secret}"')
+    assert secret not in (folder / "trials" / "0001" / "trace" / "rank0.json").read_text()
+    assert [entry.changed for entry in re_evaluate_run(load_run(folder))] == ["", "", ""]
+
+
+def test_evidence_that_another_user_owns_costs_no_trial(project, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(trial_folder, "open_job_file", refuse)
+    monkeypatch.setattr(log_masking, "open_job_file", refuse)
+    trials = load_run(run_measured(project)).state.trials
+    assert [trial.outcome.admission is not None for trial in trials.values()] == [True] * 3
 
 
 def test_the_files_of_a_judged_trial_are_read_only_and_its_folder_can_be_removed(measured):
