@@ -170,21 +170,23 @@ def learn_from_trials(
 ) -> Learned:
     """Return what the trials of these runs and recordings teach, as a search learns it; `none` means nothing.
 
-    Without sources: the measured runs on this machine with this framework. Trials of the same work in this space are
-    observations; others show how the framework runs on the cluster. Raises UserError if a source has another task,
-    accelerator or framework, or no trial that was measured.
+    Without sources, or with `auto`: the measured runs on this machine with this framework. Trials of the same work in
+    this space are observations; others, and simulated ones, show how the framework runs on the cluster. Raises
+    UserError if a source has another task, accelerator or framework, or no trial that was measured.
     """
     if list(sources) == [NONE]:
         return Learned(view_space(card, space))
-    read = [(source, *_read_source(source, runs)) for source in dict.fromkeys(sources)]
+    read = [(source, *_read_source(source, runs)) for source in dict.fromkeys(sources) if list(sources) != [AUTO]]
     read = read or _read_measured_here(card, framework, runs)
     prior: list[Observation] = []
     searches, notes = [], []
-    for source, earlier, of_framework, trials in read:
+    for source, earlier, of_framework, trials, provenance in read:
         _require_alike(source, (card, framework), (earlier, of_framework))
         if not (measured := sum(trial.is_valid for trial in trials)):
             raise UserError(f"--learn-from {source!r} has no trial that was measured: nothing can be learned from it")
         differs = _compare_work((card, framework), (earlier, of_framework))
+        if provenance is Provenance.SIMULATED:  # none of its figures is a measurement of a configuration
+            differs.append("provenance (simulated)")
         rows = [None if differs else space.row(trial.config) for trial in trials]
         here = [trial for trial, row in zip(trials, rows, strict=True) if row is not None]
         elsewhere = [trial for trial, row in zip(trials, rows, strict=True) if row is None]
@@ -206,15 +208,15 @@ def view_space(
 
 def _read_measured_here(
     card: Card, framework: str, runs: Path | None
-) -> list[tuple[str, Card, str, list[Observation]]]:
-    """Return name, card, framework and trials of the newest measured runs on the same machine."""
+) -> list[tuple[str, Card, str, list[Observation], Provenance]]:
+    """Return name, card, framework, trials and provenance of the newest measured runs on the same machine."""
 
     def is_here(spec: RunSpec) -> bool:
         same = (spec.card.task, spec.framework, _machine_of(spec.card)) == (card.task, framework, _machine_of(card))
         return same and spec.provenance is Provenance.MEASURED
 
     found = _find_usable(is_here, list_runs(runs), [])
-    return [(spec.run_id, spec.card, spec.framework, _usable_trials(state)) for spec, state in found]
+    return [(spec.run_id, spec.card, spec.framework, _usable_trials(state), spec.provenance) for spec, state in found]
 
 
 def _require_alike(source: str, ours: tuple[Card, str], theirs: tuple[Card, str]) -> None:
@@ -239,8 +241,8 @@ def _describe_reach(source: str, earlier: Card, measured: int, differs: Sequence
     return f"predictions learn from {one_line(source, 60)} ({one_line(earlier.name, 40)}, {trials}; {reach})"
 
 
-def _read_source(source: str, runs: Path | None) -> tuple[Card, str, list[Observation]]:
-    """Return card, framework and trials of a run or a recording."""
+def _read_source(source: str, runs: Path | None) -> tuple[Card, str, list[Observation], Provenance]:
+    """Return card, framework, trials and provenance of a run or a recording."""
     folder = Path(source).expanduser()
     if (folder / SPEC_FILE).exists() or not is_recording(folder):
         try:
@@ -252,9 +254,10 @@ def _read_source(source: str, runs: Path | None) -> tuple[Card, str, list[Observ
                 raise no_run from None
         else:
             spec = read_spec(run)
-            return spec.card, spec.framework, _read_trials(run)
+            return spec.card, spec.framework, _read_trials(run), spec.provenance
     recording = load_recording(folder)
-    return recording.card, recording.card.framework, _observe_rows(recording, single_metric(recording.primary))
+    trials = _observe_rows(recording, single_metric(recording.primary))
+    return recording.card, recording.card.framework, trials, Provenance.RECORDED
 
 
 def _read_trials(folder: Path) -> list[Observation]:

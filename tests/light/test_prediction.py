@@ -19,6 +19,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.plan.forecast import describe_impossible, describe_no_room
 from cclsearch.plan.target import find_recording
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.bayes import prediction as bayes_prediction
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.recording.load import Recording, find_recordings, load_recording
 from cclsearch.scoring.objective import Constraint, load_objective
@@ -307,6 +308,18 @@ def test_one_measured_configuration_is_answered_by_it_and_teaches_that_the_clust
     assert 10 / 1.25 < np.median(ratios) < 10 * 1.25
     inside = [each["step_time_s_low"] < 10 * recorded[each["label"]] < each["step_time_s_high"] for each in others]
     assert np.mean(inside) > 0.6
+
+
+def test_a_measured_configuration_of_a_large_space_is_answered_by_its_measurement(monkeypatch):
+    recording = load_recording(LANDSCAPES / "nanotron-8b-4n")
+    worst = max(range(len(recording.rows)), key=lambda row: recording.rows[row].metrics.get("step_time_s", 0.0))
+    config, metrics = recording.rows[worst].config, {"step_time_s": 1000.0}
+    seen = (Observation(1, config, worst, 1000.0, metrics=metrics),)
+    view = SearchView(recording.card, recording.space, seen, frozenset(), 9, seed=0)
+    monkeypatch.setattr(bayes_prediction, "EXACT_ROWS", 5)
+    found = bayes_prediction.predict_posterior(view)
+    assert found is not None
+    assert (found[0].origin(worst), found[0].value_N[worst]) == ("measured", pytest.approx(1000.0))
 
 
 def test_a_run_teaches_as_a_recording_does(tmp_path, capsys):

@@ -37,6 +37,15 @@ def test_a_relative_cache_folder_is_ignored(tmp_path, monkeypatch):
     assert cache_path(Path("rank0.json")).is_relative_to(tmp_path / ".cache" / "ccl-search")
 
 
+def test_a_user_without_a_home_has_no_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for an id that no user of a container has
+    monkeypatch.chdir(tmp_path)
+    write.write_kineto(tmp_path / "traces" / "rank0.json")
+    assert read_traces(tmp_path / "traces").status == "ok"
+    assert [path.name for path in tmp_path.iterdir()] == ["traces"]
+
+
 def test_beyond_its_size_the_cache_loses_the_files_that_were_not_used_for_longest(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     traces = [write.write_kineto(tmp_path / f"run{n}" / "rank0.json") for n in range(4)]

@@ -207,6 +207,14 @@ def test_predictions_learn_from_measured_runs_on_the_machine_unless_told_not_to(
     assert cclsearch.predict(spec.card, top=None)["step_time_s"].isin([found["step_time_s"]]).sum() == 2
 
 
+def test_a_simulated_run_adapts_predictions_but_no_figure_of_it_is_called_measured(project, cli):
+    cclsearch.search("tiny", launcher="simulate", budget=2, name="rehearsal", verbose=False)
+    config = str(load_run(Path("runs") / "rehearsal").state.trials[1].config).replace(" ", ",")
+    answer = cli.json(["predict", "-w", "tiny", "--json", "--config", config, "--learn-from", "rehearsal"])
+    assert answer["configurations"][0]["origin"] == "predicted"
+    assert "rehearsal (tiny, 2 trials; other provenance (simulated))" in str(answer["notes"])
+
+
 def test_what_functions_measured_is_taken_over_only_if_the_runs_are_named(project, cli):
     search_named("first")
     assert search_named("other", layers=1).earlier is None

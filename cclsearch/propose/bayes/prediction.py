@@ -16,6 +16,7 @@ from cclsearch.propose.bayes.ensemble import OTHER_RUN_NOISE
 from cclsearch.propose.bayes.models import MetricModels
 from cclsearch.propose.bayes.refine import refine_predictor
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, match_earlier
+from cclsearch.propose.observations import observed_rows
 from cclsearch.stats.calibration import Posterior
 from cclsearch.stats.closed_form import EXACT_ROWS, Prediction, Predictor, Rows, predict_space
 from cclsearch.stats.kernel import Array
@@ -47,7 +48,8 @@ def predict_posterior(view: SearchView, wanted: Rows | None = None) -> tuple[Pre
     if len(rows) > EXACT_ROWS:
         ranked = rank_rows(models, view, predictor)
         first = ranked if wanted is None else ranked[np.isin(ranked, wanted)]
-        rows = np.unique(np.concatenate([first, rows if wanted is None else wanted])[:EXACT_ROWS])
+        rest = rows if wanted is None else wanted
+        rows = np.unique(np.concatenate([observed_rows(seen), first, rest])[:EXACT_ROWS])
     found = {name: _predict_metric(models, name, rows, seen) for name in predictor.forms}
     rough = predict_space(view.card, view.space, _calibrate(predictor, models))
     assert rough is not None

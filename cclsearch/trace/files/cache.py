@@ -73,7 +73,8 @@ class _Damaged(Exception):
 def cache_path(trace: Path) -> Path:
     """Return the path of the cache file of that trace, in `XDG_CACHE_HOME` or `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    folder = base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache")
+    home = os.path.expanduser("~")  # remains "~" for a user who has none, as in containers: then nothing is kept
+    folder = base if os.path.isabs(base) else os.path.join(home if os.path.isabs(home) else os.devnull, ".cache")
     name = hashlib.sha256(os.fsencode(os.path.realpath(trace))).hexdigest()[:32]
     return Path(folder) / "ccl-search" / "traces" / f"{name}{_SUFFIX}"
 
