@@ -322,11 +322,11 @@ def _measure(trial: Trial, trainer: Trainer, rank: int) -> dict[str, Any]:
     say_phase(trial, rank, "timing")
     dist.barrier()
     counter = open_cpu_counter(host=host_name())
-    start, start_j = CpuClock.read(), read_energy(counter)
     first = trainer.step
     given = [open_window(trial) if rank == 0 else ""]
     dist.broadcast_object_list(given)
     use_nonce(trial, given[0])
+    start, start_j = CpuClock.read(), read_energy(counter)  # after the wait: its energy and load are not the steps'
     timed = time_steps(trial, trainer.run_step, find_slowest)
     losses = gather_losses(trainer, first)
     if rank == 0:

@@ -175,9 +175,9 @@ def _measure(trial: Trial, trainer: Trainer, process: int, num_processes: int) -
         trainer.run_step()
     say_phase(trial, process, "timing")
     counter = open_cpu_counter(host=host_name())
-    start, start_j = CpuClock.read(), read_energy(counter)
     first = trainer.step
     use_nonce(trial, _share_nonce(open_window(trial) if process == 0 else "", num_processes))
+    start, start_j = CpuClock.read(), read_energy(counter)  # after the wait: its energy and load are not the steps'
     timed = time_steps(trial, trainer.run_step, partial(_find_slowest, num_processes=num_processes))
     if process == 0:
         close_window(trial, map(float, trainer.losses[first:]))

@@ -253,6 +253,8 @@ def measure_loads(
         server.begin_load()
         number = len(report.loads) + 1
         load = Load(number - 1, requests, concurrency, seed, prefix, nonce=open_window(trial, number))
+        if not load.nonce:  # no search answered: the energy of the wait is not that of the load
+            before = read_joules()
         records, window_s = run_load(target, load)
         answers = sorted(records, key=lambda r: r.number)
         close_window(trial, (f"{r.number} {r.output_tokens} {r.token_ids_sha256}" for r in answers), number)

@@ -155,6 +155,9 @@ class StepWindow:
         given = [open_window(self.trial) if dist.get_rank() == 0 else ""]
         dist.broadcast_object_list(given)
         use_nonce(self.trial, given[0])
+        if not given[0]:  # no search answered: energy and load of the wait are not those of the steps
+            self.clocks, self.energy_j = [], []
+            self._read_clocks()
 
     def _close_window(self) -> None:
         """Read the losses of the timed steps and leave their digest, if the search has opened the window."""

@@ -122,6 +122,22 @@ def test_a_script_goes_on_with_known_data_if_no_search_answers(common, tmp_path,
     assert list(tmp_path.iterdir()) == []  # a search that is resumed now does not take it for a window
 
 
+def test_the_energy_of_a_wait_without_an_answer_is_not_that_of_the_load(common, tmp_path, monkeypatch):
+    run = load_script("serving_run", monkeypatch)
+    now = [0.0]
+    monkeypatch.setattr(run, "open_window", lambda trial, number: now.__setitem__(0, now[0] + 120) or "")
+    monkeypatch.setattr(run, "run_load", lambda target, load: now.__setitem__(0, now[0] + 5) or ([], 5.0))
+    monkeypatch.setattr(run, "summarize_load", lambda *arguments: {})
+    fields = {"max_concurrency": None, "limits": {}, "concurrency": None}
+    trial = make_trial(
+        common, tmp_path, num_ranks=1, repeats=1, warmup_requests=1, shared_prefix_tokens=0,
+        requests=[{"arrival_s": 1.0}], **fields,
+    )  # fmt: skip
+    server = run.Server(None, 0, tmp_path / "log")
+    report = run.measure_loads(trial, server, None, dict, lambda: {"gpu": 100 * now[0]})
+    assert [load["metrics"]["energy_j"] for load in report.loads] == [500]
+
+
 def test_the_nonce_moves_the_batches_and_equal_nonces_move_them_alike(common, tmp_path):
     one, two = make_trial(common, tmp_path), make_trial(common, tmp_path)
     common.use_nonce(one, ELSEWHERE)
