@@ -169,7 +169,8 @@ def sweep_prediction(
     metric = task_of(card).primary_metric
     known = learned.notes or ("predicted before calibration by trials",)
     figure = show_interval(prediction.describe(row), metric.name, "{:.3g}".format)
-    notes = [*subject.notes, *known, f"base {figure} {metric.unit}; whether it fits into memory is not checked"]
+    own = f"with the links of the card itself {figure} {metric.unit}; whether it fits into memory is not checked"
+    notes = [*subject.notes, *known, own]
     return HardwareSweep(rows, f"{card.name}: {space.config(row)}", metric.words, notes)
 
 

@@ -133,6 +133,13 @@ def test_a_prediction_is_swept_in_one_configuration(capsys):
     assert rows["h100"]["speedup"] > 1  # type: ignore[operator]
 
 
+def test_the_interval_of_a_prediction_names_the_hardware_that_it_is_for(cli):
+    shown = cli.json(["sweep-hardware", "--workload", "wl3", "--json"])
+    [note] = [note for note in shown["notes"] if " to " in note]
+    assert note.startswith("with the links of the card itself 0.")
+    assert f"{shown['rows'][0]['seconds']:.3g} [" not in note, "the usual cluster of its accelerator is another"
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
