@@ -153,6 +153,22 @@ def test_a_folder_that_was_made_again_with_the_same_inode_is_asked_about(copied,
     assert find_trusted(script) is None
 
 
+def test_a_disk_with_another_device_number_is_the_same_disk(copied, tmp_path, monkeypatch):
+    """The numbers of disks follow the order in which they are found; those of btrfs and NFS, that of the mounts."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    script = copied / "launchers" / "evil.py"
+    trust_project(copied)
+    (record,) = (tmp_path / "state" / "ccl-search" / "trusted").iterdir()
+    known = json.loads(record.read_text())
+    for place in ("folder", "mark"):
+        known[place][0] += 1
+    record.write_text(json.dumps(known))
+    assert find_trusted(script) == script
+    known["mark"][1] += 1
+    record.write_text(json.dumps(known))
+    assert find_trusted(script) is None
+
+
 def test_an_owners_edits_in_place_ask_nothing(copied):
     script = copied / "launchers" / "evil.py"
     trust_project(copied)
