@@ -291,6 +291,17 @@ def test_a_job_that_can_never_start_fails_at_once(site, slow):
         site.launcher("held").submit([site.job("held", 3, ranks=9, per_node=1)])
 
 
+def test_a_node_whose_hardware_failed_is_used_if_the_others_are_too_few(site):
+    blamed = site.folder / "few" / "trials" / "0007" / "slurm-a1" / "bad_node.json"
+    blamed.parent.mkdir(parents=True)
+    blamed.write_text('{"node": "node2"}')
+    for trial, settings, ranks in ((1, {}, 4), (2, {"nodelist": "node2"}, 1)):
+        launcher = site.launcher("few", **settings)
+        handles = launcher.submit([site.job("few", trial, ranks=ranks, per_node=1, behaviour="hang")])
+        assert handles[0].job_id in listed(site.cluster)
+        launcher.cancel(handles)
+
+
 def test_steps_of_a_held_allocation(site, slow):
     held = site.cluster.ask("sbatch", "--parsable", "-N2", "-w", "node[3-4]", "-t", "10", "--wrap", "sleep 300").strip()
     wait_until(lambda: site.cluster.ask("squeue", "-h", "-j", held, "-o", "%T").strip() == "RUNNING")

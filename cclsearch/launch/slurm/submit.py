@@ -149,9 +149,12 @@ class Submitter:
                 (spec.folder / SUBMISSION_FILE).unlink(missing_ok=True)
             others = len(chunk) > 1 or self._has_jobs(str(refusal))
             meaning = classify_refusal(str(refusal), others_queued=others)
+            if meaning is Reaction.NEVER and self.left_out:  # the other nodes are too few
+                self.left_out = ()
+                self._submit_chunk(chunk, done)
+                return
             if meaning is Reaction.NEVER or (meaning is Reaction.SMALLER_ARRAY and len(chunk) == 1):
-                out = f"; without {', '.join(self.left_out)}, whose hardware failed" if self.left_out else ""
-                raise UserError(f"Slurm refuses the job: {refusal}; {suggest_remedy(str(refusal))}{out}") from None
+                raise UserError(f"Slurm refuses the job: {refusal}; {suggest_remedy(str(refusal))}") from None
             if len(chunk) == 1:
                 self.waiting_for = str(refusal)
                 return
