@@ -19,7 +19,7 @@ from cclsearch.launch.fault_rules import CLASSES, FaultClass, FaultRules, projec
 
 MAX_LINE_BYTES = 8192
 """A longer line is read in pieces of this size."""
-MAX_LOG_BYTES = 1 << 28
+MAX_LOG_BYTES = 1 << 26
 """Of a larger log the last part is read."""
 MAX_STREAMS = 1 << 16
 """Ranks whose lines are read separately; those of any more count as one rank's."""
