@@ -259,7 +259,7 @@ def find_game(game: Path, recording: Recording) -> tuple[tuple[float, ...], list
     if ledger is None:
         return None
     table = fold_ledger(ledger).trials
-    trials = [table[number] for number in sorted(table) if table.is_search(number) and table.is_finished(number)]
+    trials = [table[number] for number, brief in sorted(table.briefs.items()) if brief.is_search and brief.is_finished]
     rows = [recording.space.row(trial.config) for trial in trials]
     seen = [observe(recording, number, row) for number, row in enumerate(rows, 1) if row is not None]
     return curve(recording, seen), [trial.proposer for trial in trials]

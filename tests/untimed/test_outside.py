@@ -48,7 +48,7 @@ def call(site: Path, *command: str, code: int = 0, cwd: Path | None = None, **en
     done = subprocess.run(
         [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": f"{site}:{ROOT}", **environment},
-        cwd=cwd or site,
+        cwd=cwd or site.parent,  # in the folder itself, packages would count as its code, which is not trusted
         capture_output=True,
         text=True,
         timeout=300,
