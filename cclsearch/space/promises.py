@@ -86,7 +86,7 @@ class Behaviour(Model):
     overlapped_zero_stages: tuple[int, ...] | None = None
     """ZeRO stages (0: none) that reduce gradients during the last backward pass; the others reduce after it."""
     blocks_between_stages: bool = True
-    """Whether a pipeline stage waits for each message to the next one; else messages overlap with its work."""
+    """Whether a message between pipeline stages delays more than its two ranks, by more the more nodes there are."""
     zero_stage: Literal[0, 1, 2, 3] | None = None
     """State that data-parallel ranks shard: none, optimizer states, gradients too, weights too."""
     gradient_bytes: Literal[2, 4] | None = None

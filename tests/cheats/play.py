@@ -176,7 +176,7 @@ def edit_result(folder: Path, number: int) -> Row:
     path.write_text(json.dumps({**data, "step_times_s": [time_s / 2 for time_s in data["step_times_s"]]}))
     found = next(entry for entry in re_evaluate_run(load_run(folder)) if entry.trial.number == number)
     path.write_text(text)
-    wrong = [verdict for verdict in found.verdicts if verdict.ok is False]
+    wrong = [verdict for verdict in found.now.verdicts if verdict.ok is False]
     names, details = tuple(verdict.rule for verdict in wrong), tuple(verdict.detail for verdict in wrong)
     is_believed = found.now.is_ranked and found.now.loss != found.then.loss
     return Row(EDITED, number, is_believed, names, details)

@@ -79,7 +79,7 @@ def test_what_cannot_be_measured_is_one_line(project, cli):
     assert "profile local has no measured links" in cli.err(["links", "show", "--launcher", "local"])
     assert "states no hardware.num_accelerators" in cli.err(["links", "measure", "--launcher", "local"])
     assert "--ranks must be at least 2" in cli.err(["links", "measure", "--launcher", "local", "--ranks", "1"])
-    assert "needs a CSV file" in cli.err(["links", "import", "--launcher", "local"])
+    assert "the following arguments are required: FILE" in cli.err(["links", "import", "--launcher", "local"])
     write_profile(project, ["nosuchnamespace"])
     assert "the links were not measured" in cli.err(["links", "measure", "--launcher", "shaped", "--ranks", "2"])
 

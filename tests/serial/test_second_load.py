@@ -118,7 +118,7 @@ def test_a_search_says_whether_its_winner_also_wins_on_the_second_load(project, 
     assert "second load: " in capsys.readouterr().out
     run = load_run(project / "runs" / "r")
     best = run.state.best
-    [other] = [number for number in run.state.trials if number != best.number]
+    [other] = [n for n, brief in run.state.trials.briefs.items() if brief.is_search and n != best.number]
     for number, value in ((best.number, 100.0), (other, 150.0)):
         outcome = run.state.trials[number].outcome
         outcome.metrics[OTHER_LOAD + THROUGHPUT] = value

@@ -30,7 +30,7 @@ def test_a_server_is_tuned_on_slurm_and_its_processes_end_with_the_job(cluster, 
     assert best["output_tokens_per_s_per_accelerator"] > 0
     assert best["other_load_output_tokens_per_s_per_accelerator"] > 0
     results = [json.loads(path.read_text()) for path in (project / "runs" / "r").glob("trials/*/result.json")]
-    assert [result["status"] for result in results] == ["ok", "ok"]
+    assert [result["status"] for result in results] == ["ok"] * 3, "the best one's window was computed again"
 
 
 PAIR = r"""

@@ -158,7 +158,7 @@ class Layout:
     overlaps: Array
     """Whether the last backward pass reduces gradients meanwhile, 1 or 0; 1 if the framework does not declare it."""
     blocks: bool
-    """Whether a pipeline stage waits for each message; also if the framework does not declare it."""
+    """Whether messages between pipeline stages delay all nodes; also if the framework does not declare it."""
     frozen: Array
     """Whether only adapters are trained (LoRA), 1 or 0: base weights have neither gradients nor optimizer states."""
     base_bytes: Array
