@@ -254,6 +254,16 @@ def test_what_cannot_be_makes_the_figures_partial_and_is_named(tmp_path, monkeyp
     assert found["trace_step_time"].value == pytest.approx(1e-3)
 
 
+def test_a_kernel_that_begins_before_the_one_it_waits_for_has_ended_is_no_fault(tmp_path):
+    """Programmatic dependent launch; here 60 us early, in each step."""
+    events = make_events()
+    for step in range(5):
+        of_step(events, step, "at::add")["dur"] = 300.0
+    view, found = score(tmp_path, as_text(events))
+    assert (view.trace_set.status, view.trace_set.message) == ("ok", "")
+    assert shares(found) == pytest.approx((0.74, 0.1, 0.16))
+
+
 def test_without_launch_records_the_markers_are_there(tmp_path):
     view, found = score(tmp_path, as_text(without(make_events(), "cuda_runtime")))  # kineto#1166
     assert (view.trace_set.status, view.trace_set.reason) == ("partial", "no_launch_records")

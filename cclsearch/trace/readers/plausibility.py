@@ -72,9 +72,11 @@ def _cut_stream(columns: Dense, rows: Ints) -> Ints:
         start = columns["ts_ns"][rows]
     corr = columns["corr"][rows]
     firsts = np.flatnonzero(np.append(True, (corr[1:] != corr[:-1]) | (corr[1:] < 0)))
-    following = np.append(start[firsts[1:]], np.iinfo(np.int64).max)
-    over = columns["dur_ns"][rows] - (np.repeat(following, np.diff(np.append(firsts, len(rows)))) - start)
-    at = np.flatnonzero(over > MAX_OVERLAP_NS)
+    sizes, never, end = np.diff(np.append(firsts, len(rows))), np.iinfo(np.int64).max, start + columns["dur_ns"][rows]
+    over = end - np.repeat(np.append(start[firsts[1:]], never), sizes)
+    # with programmatic dependent launch the next one begins early, and waits inside for this one's end
+    outlasts = end > np.repeat(np.append(np.maximum.reduceat(end, firsts)[1:], never), sizes)
+    at = np.flatnonzero((over > MAX_OVERLAP_NS) & outlasts)
     columns["dur_ns"][rows[at]] -= over[at]
     return np.asarray(over[at])
 
