@@ -18,7 +18,7 @@ from cclsearch.loop.drive import start_run
 from cclsearch.plan.plan import plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.target import find_recording, read_names
-from cclsearch.plan.warm_start import AUTO, NONE, is_recording
+from cclsearch.plan.warm_start import AUTO, MIXED_NONE, NONE, is_recording
 from cclsearch.run.catalog import find_run, list_runs, runs_folder
 from cclsearch.run.spec import DEFAULT_BUDGET, RunSpec, SearchLimits
 from cclsearch.space.opening import Extend
@@ -86,7 +86,7 @@ def _read_learn_from(args: argparse.Namespace) -> dict[str, Any]:
     names = args.learn_from
     if NONE in names:
         if set(names) != {NONE}:
-            raise UserError("--learn-from none excludes other runs: give `none` alone, or the names of runs")
+            raise UserError(MIXED_NONE)
         return {}
     return {
         "learn_from": tuple(str(_find_earlier(name, args.runs)) for name in names if name != AUTO),

@@ -181,7 +181,7 @@ def _is_confirmed(owner: Path) -> bool:
     try:
         known = json.loads(_record_of(owner).read_text(encoding="utf-8"))
         folder, mark = identify(owner)[0], known["mark"]
-        # The number of a device may change when the machine starts: it counts where there is no birth time.
+        # A restart may renumber the devices, so the device counts only where the file system gives no birth time.
         first = 0 if folder.born_ns is None else 1
         pairs = [(known["folder"], [*folder])] + ([(mark, _read_mark(owner) or [])] if mark else [])
         if known["path"] != str(owner) or any(then[first:] != now[first:] for then, now in pairs):

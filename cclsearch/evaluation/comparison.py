@@ -122,7 +122,7 @@ class TrialComparison:
     def _choose_other(self, state: RunState, view: SearchView, voters: Sequence[Trial]) -> Config:
         """Return the ranked configuration that differs in the most knobs from these trials, the fastest of equal ones.
 
-        It has run here, so that it will again. If there is no other, an untried one; else that of the first of these.
+        A ranked one has already run here. Without another, an untried one; without that, the first trial's own.
         """
         losses, kind = state.losses_by_config(), self._kinds(voters[0])[0]
 

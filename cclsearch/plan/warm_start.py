@@ -49,6 +49,7 @@ from cclsearch.tasks.base import task_of
 AUTO = "auto"
 """Accepted in place of a run's name: all comparable runs of the project."""
 NONE = "none"
+MIXED_NONE = "--learn-from none excludes other runs: give `none` alone, or the names of runs"
 """Accepted in place of a run's name: nothing is taken over."""
 _OF_CLUSTER = frozenset({"task", "accelerator", "framework", "provenance", "simulated cluster"})
 """Fields that two runs must share to teach each other anything; work, model and precision may differ."""
@@ -174,6 +175,8 @@ def learn_from_trials(
     this space are observations; others, and simulated ones, show how the framework runs on the cluster. Raises
     UserError if a source has another task, accelerator or framework, or no trial that was measured.
     """
+    if NONE in sources and set(sources) != {NONE}:
+        raise UserError(MIXED_NONE)
     if list(sources) == [NONE]:
         return Learned(view_space(card, space))
     read = [(source, *_read_source(source, runs)) for source in dict.fromkeys(sources) if list(sources) != [AUTO]]

@@ -289,7 +289,7 @@ class Framework(Model):
 def choose_framework(card: Card, chosen: str | None = None) -> tuple[Card, Framework]:
     """Return the chosen framework, else the card's, and the card, which then names it.
 
-    UserError lists the frameworks that can run the card if there is no such one.
+    Raises UserError, which lists the frameworks that can run the card, if the name is unknown.
     """
     found = find_framework(card.framework)
     if chosen is not None and (asked := load_framework(chosen)) != found:

@@ -33,7 +33,7 @@ _ANYWHERE = 4
 _AFFIXES = frozenset({"env", "flag", "no", "not", "non", "enable", "enabled", "disable", "disabled", "use", "set"})
 """Words that make another spelling of a name, or its negation."""
 _SHORTEST = 10
-"""Letters from which the start of a reviewed name stands for it, as argument parsers take it."""
+"""Shortest beginning of a reviewed name that means the name, as in argument parsers."""
 MAX_THREADS = 1024
 """Maximum of a number of threads if nothing says how many cores there are."""
 _THREADS = re.compile(r"(?:^|_)n?(?:um_)?(?:threads?|workers?|procs?|cores?|parallelism)(?:_|$)|_threads?_limit")

@@ -412,3 +412,8 @@ def test_the_llm_reads_earlier_insights_with_their_origin_as_quoted_data():
     assert first.count('"') == 4, "the insight cannot close its quotation"
     assert "dp: slower; zero_stage=0: much more" in second
     assert not any("llama" in line for line in earlier_lines(view, anonymous=True))
+
+
+def test_none_beside_a_run_is_one_line(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "give `none` alone" in cli.err(["predict", "-w", "wl2", "--learn-from", "none", "x"])
