@@ -166,7 +166,7 @@ def _note_rates(values: Mapping[str, Any]) -> Iterator[FieldProblem]:
     if chip is None or chip.nominal:
         return
     for precision in (values["precision"], *values.get("alternative_precisions", ())):
-        if chip.peak_flops_of(precision) is None:
+        if "=" not in precision and chip.peak_flops_of(precision) is None:
             dtype, rate = chip.rate_for(precision)
             used = f"predictions use its {dtype} rate, {rate / 1e12:g} TFLOP/s, and MFU is not reported"
             path, message = BY_NAME["precision"].path, f"is {precision}, for which {chip.name} has no peak rate: {used}"

@@ -61,6 +61,12 @@ def _read_precision(value: Any) -> str | None:
     return dtype if re.fullmatch(r"[a-z][a-z0-9_+.\-]{1,20}", dtype) else None
 
 
+def _read_numerics(value: Any) -> str | None:
+    """A precision, or a knob and its value that changes the numbers: `kv_cache_dtype=fp8`."""
+    text = str(value).strip().lower()
+    return text if re.fullmatch(r"[a-z][a-z0-9_]{1,40}=[a-z0-9_+.\-]{1,40}", text) else _read_precision(value)
+
+
 def _read_rates(value: Any) -> dict[str, float] | None:
     """Rates by dtype; a single number has an empty dtype, which stands for the card's precision."""
     given = {"": value} if not isinstance(value, Mapping) else value
@@ -101,7 +107,7 @@ class FieldKind(Enum):
     SWITCH = ("true or false", "true", lambda value: value if isinstance(value, bool) else None)
     TEXT = ("text", "NAME", _read_text)
     PRECISION = ("a dtype such as bf16", "bf16", _read_precision)
-    PRECISIONS = ("a list of dtypes such as [fp8]", "[fp8]", _read_list(_read_precision))
+    PRECISIONS = ("a list such as [fp8, kv_cache_dtype=fp8]", "[fp8]", _read_list(_read_numerics))
     PHASE = ("training or inference", "training", lambda value: _PHASES.get((_read_text(value) or "").lower()))
     TASK = ("the name of a task", "training", lambda value: (_read_text(value) or "").lower() or None)
     AXES = ("a list of whole numbers", "[4,4]", _read_list(_read_count, 3))
@@ -186,6 +192,7 @@ FIELDS: tuple[CardField, ...] = (
     CardField("model_family", FieldKind.TEXT, ("workload.model.model_family",), required=True),
     CardField("precision", FieldKind.PRECISION, ("workload.model.precision",), required=True),
     CardField("alternative_precisions", FieldKind.PRECISIONS, ("workload.model.alternative_precisions",)),
+    CardField("weight_block", FieldKind.COUNT0, ("workload.model.weight_block",), maximum=100_000),
     CardField("moe", FieldKind.SWITCH, ("workload.model.moe",)),
     _arch("num_layers", FieldKind.COUNT, "num_hidden_layers", required=True, maximum=10_000),
     _arch("hidden_size", FieldKind.COUNT, "hidden_dim", required=True),

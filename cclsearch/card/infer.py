@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from cclsearch.card.arch import count_parameters
@@ -25,6 +26,7 @@ from cclsearch.card.catalogue import (
 from cclsearch.card.fields import EXECUTORS, FieldProblem, infer, look_up, note
 from cclsearch.card.model import make_model
 from cclsearch.core.text import one_line
+from cclsearch.core.yaml_file import read_yaml
 
 SHAPE = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
 EXPERTS = ("num_experts", "top_k", "expert_intermediate_size", "num_shared_experts", "num_dense_layers")
@@ -82,6 +84,7 @@ def infer_values(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[Fi
         if version:
             values.setdefault("framework_version", version)
     yield from _infer_lengths(values)
+    yield from _infer_blocks(values, data)
     yield from _infer_shape(values, data)
     yield from _infer_from_widths(values)
     yield from _check_count(values)
@@ -92,6 +95,20 @@ def _infer_lengths(values: dict[str, Any]) -> Iterator[FieldProblem]:
     given = [values[name] for name in ("input_len", "output_len") if name in values]
     if "seq_len" not in values and len(given) == 2:
         yield infer(values, "seq_len", sum(given), "input_len + output_len")
+
+
+def _infer_blocks(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[FieldProblem]:
+    """The blocks of a published checkpoint, by its name."""
+    if "weight_block" in values or "precision" not in values:
+        return
+    names = [values.get("model_family", ""), *(look_up(data, place) for place in _ADDRESSES)]
+    for known in read_yaml(Path(__file__).with_name("checkpoints.yaml"))["checkpoints"]:
+        name = next((each for each in names if isinstance(each, str) and re.search(known["name"], each.lower())), None)
+        if name is not None and values["precision"] in known["precisions"]:
+            if known["weight_block"]:
+                source = f"the checkpoint {one_line(name, 60)} ({known['source']})"
+                yield infer(values, "weight_block", known["weight_block"], source)
+            return
 
 
 def _infer_hardware(values: dict[str, Any]) -> Iterator[FieldProblem]:

@@ -205,7 +205,9 @@ class StatedCard(Model):
     precision: str
     """`bf16`, `fp32`, ...: the dtype of the matrix multiplications; empty for a task that has none."""
     alternative_precisions: tuple[str, ...] = ()
-    """Other precisions that a search may try; without any, precision is fixed like the rest of the work."""
+    """What else a search may try: precisions, and values of knobs that change the numbers (`kv_cache_dtype=fp8`)."""
+    weight_block: int = 0
+    """Weights along an axis that share a scale in the checkpoint and must stay on one rank; 0 if none must."""
     hardware: StatedHardware
     framework: str
     """A framework in `launchers/` (`megatron`, `torchtitan`, `maxtext`, `cpu`, `jax-cpu`), or any other name; empty if
@@ -258,7 +260,12 @@ class Card(StatedCard):
     @property
     def precisions(self) -> tuple[str, ...]:
         """Every precision that a trial may have, the card's own first."""
-        return tuple(dict.fromkeys((self.precision, *self.alternative_precisions)))
+        others = (each for each in self.alternative_precisions if "=" not in each)
+        return tuple(dict.fromkeys((self.precision, *others)))
+
+    def allows(self, knob: str, choice: Value) -> bool:
+        """Whether a trial may have this value of a knob that changes the numbers."""
+        return f"{knob}={format_knob_value(choice)}".lower() in self.alternative_precisions
 
     def for_trial(self, config: Mapping[str, Value]) -> Card:
         """The card of one trial: with the precision of its configuration, and no alternatives."""

@@ -89,7 +89,7 @@ def resolve_knobs(
     """Return the knobs of a space: the framework's, then knobs that the card and `extra_knobs` add or replace."""
     declared_by_framework = [knob for knob in framework.knobs if knob.is_offered(card)]
     knobs = {k.name: k.resolve(card, use_fewer=use_fewer) for k in declared_by_framework}
-    if card.alternative_precisions:
+    if len(card.precisions) > 1:
         knobs[PRECISION] = Knob(PRECISION, card.precisions, meaning_of(PRECISION).words)
     for declared in (*card.knobs, *extra_knobs):
         current = knobs.get(declared.name)
@@ -100,17 +100,25 @@ def resolve_knobs(
         distinct = {(isinstance(choice, bool), choice): choice for choice in declared.choices}
         description = declared.description or known or words
         knobs[declared.name] = Knob(declared.name, tuple(distinct.values()), description, declared.neutral)
+    numeric = {knob.name: knob for knob in framework.all_knobs if knob.numerics}
     for knob in knobs.values():
-        _check_choices(card, knob)
+        _check_choices(card, knob, numeric.get(knob.name))
     return tuple(replace(knob, inert_when=framework.find_inert(knob.name)) for knob in knobs.values())
 
 
-def _check_choices(card: Card, knob: Knob) -> None:
+def _check_choices(card: Card, knob: Knob, numeric: FrameworkKnob | None) -> None:
     """Raise UserError for a choice that is not a number (rules do arithmetic with these knobs) or is other work."""
     minimum = meaning_of(knob.name).minimum
     for choice in knob.choices:
         if not _is_count(choice, minimum):
             raise UserError(f"knob {knob.name!r} takes whole numbers from {minimum} to {MAX_COUNT}, not {choice!r}")
+    if numeric is not None:
+        allowed = numeric.resolve(card).choices
+        if others := [format_knob_value(choice) for choice in knob.choices if choice not in allowed]:
+            raise UserError(
+                f"knob {knob.name!r} cannot be {', '.join(others)}: it changes the numbers, which are part of the work"
+                f" (to allow it: --set alternative_precisions=[{knob.name}={others[0]}], or that field of the card)"
+            )
     others = [format_knob_value(choice) for choice in knob.choices if choice not in card.precisions]
     if knob.name == PRECISION and others:
         raise UserError(

@@ -70,6 +70,8 @@ class FrameworkKnob(Model):
     """Whether the knob exists only for models with experts."""
     if_at_least: dict[NumberName, int] = {}
     """Number of the card -> its minimum for the knob to be in a space by default; below, the knob is optional."""
+    numerics: bool = False
+    """Whether its values change the numbers: all but the first need NAME=VALUE in a card's `alternative_precisions`."""
     range: tuple[int | float, int | float] | None = None
     """Least and most of the numbers that a search may add to the choices."""
 
@@ -89,7 +91,8 @@ class FrameworkKnob(Model):
         """The knob with its choices for that card."""
         given = self.choices
         choices = given.choices(card, use_fewer=use_fewer) if isinstance(given, Divisors) else given
-        return Knob(self.name, choices, self.description or meaning_of(self.name).words)
+        kept = tuple(c for n, c in enumerate(choices) if n == 0 or not self.numerics or card.allows(self.name, c))
+        return Knob(self.name, kept, self.description or meaning_of(self.name).words)
 
 
 class Framework(Model):
@@ -283,7 +286,19 @@ class Framework(Model):
         entries = [*of_task.values(), *(entry for entry in own if entry["rule"] not in of_task)]
         made = [RULES[e["rule"]](card, {**e, **common}) for e in entries]
         applied = [rule for rule in made if rule is not None and present.issuperset(rule.needs)]
+        applied += [
+            _need_experts(knob.name) for knob in self.all_knobs if knob.name in present and not knob.suits(card)
+        ]
         return (*applied, *make_effect_rules({knob.name: knob.choices for knob in knobs}))
+
+
+def _need_experts(knob: str) -> Rule:
+    """Return the rule of a knob of experts, which a user named, for a model without them."""
+    neutral = meaning_of(knob).neutral
+    summary = f"{knob} is {format_knob_value(neutral)}: the model has no experts"
+    return Rule(
+        f"{knob}_needs_experts", (knob,), summary, lambda at: at.equals(knob, (neutral,)), lambda c: f"{knob} {c[knob]}"
+    )
 
 
 def choose_framework(card: Card, chosen: str | None = None) -> tuple[Card, Framework]:

@@ -161,6 +161,12 @@ SGLANG = {"tp": 4, "pp": 1, "dp": 1, "ep": 1, "attention_dp": 1, "max_num_seqs":
 APART = {"devices": 8, "prefill_workers": 2, "prefill_gpus_per_worker": 2, "decode_workers": 2,
          "decode_gpus_per_worker": 2, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "memory_fraction": 0.9,
          "kv_cache_dtype": "auto"}  # fmt: skip
+APART_SGLANG = {"prefill_chunk": 2048, **{name: APART[name] for name in list(APART)[:6]}, "kv_cache_dtype": "auto"}
+TRTLLM = {"tp": 4, "pp": 1, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "prefix_caching": True,
+          "kv_cache_dtype": "auto"}  # fmt: skip
+PHI = {"num_heads": 40, "num_kv_heads": 10}
+FP8 = {"precision": "fp8", "weight_block": 128, "intermediate_size": 8192}
+GROUPS = {"precision": "awq", "weight_block": 128, "intermediate_size": 78 * 128}
 EIGHT = {"num_accelerators": 8, "accelerators_per_node": 8}
 CHUNKS = KnobDeclaration(name="chunked_prefill", choices=(True, False))
 BLOCKS = KnobDeclaration(name="block_size", choices=(1, 32))
@@ -208,6 +214,25 @@ ODD_EXPERTS = {"cpu": {"num_shared_experts": 1, "expert_intermediate_size": 126}
          {"prefill_workers": 1, "prefill_gpus_per_worker": 4}, ()),
         ("workers_divide_heads", "wl1-inference", "vllm-disagg", {**EIGHT, "num_heads": 6, "num_kv_heads": 2}, APART,
          {"prefill_workers": 1, "prefill_gpus_per_worker": 4}, ()),
+        ("attention_ranks_divide_heads", "wl1-inference", "vllm", PHI, {**SERVER, "tp": 2, "dp": 2},
+         {"tp": 4, "dp": 1}, ()),
+        ("attention_ranks_divide_heads", "wl3-inference", "sglang", PHI, {**SGLANG, "attention_dp": 2},
+         {"attention_dp": 1}, ()),
+        ("shards_hold_whole_blocks", "wl3-inference", "vllm", FP8, {**SERVER, "expert_parallel": True},
+         {"expert_parallel": False}, ()),
+        ("shards_hold_whole_blocks", "wl3-inference", "vllm", FP8,
+         {**SERVER, "tp": 1, "dp": 4, "expert_parallel": True}, {"expert_parallel": False}, ()),
+        ("shards_hold_whole_blocks", "wl3-inference", "sglang", FP8, {**SGLANG, "ep": 2}, {"ep": 1}, ()),
+        ("shards_hold_whole_blocks", "wl1-inference", "vllm", GROUPS, {**SERVER, "tp": 2, "dp": 2},
+         {"tp": 4, "dp": 1}, ()),
+        ("workers_hold_whole_blocks", "wl1-inference", "sglang-disagg", {**GROUPS, **EIGHT},
+         APART_SGLANG, {"prefill_workers": 1, "prefill_gpus_per_worker": 4}, ()),
+        ("dcp_shares_kv_heads", "wl1-inference", "vllm", {"num_heads": 32, "num_kv_heads": 2}, {**SERVER, "dcp": 2},
+         {"dcp": 4}, (KnobDeclaration(name="dcp", choices=(1, 2, 4)),)),
+        ("expert_parallel_needs_experts", "wl1-inference", "vllm", {}, {**SERVER, "expert_parallel": False},
+         {"expert_parallel": True}, (KnobDeclaration(name="expert_parallel", choices=(False, True)),)),
+        ("step_holds_a_request", "wl1-inference", "trtllm", {}, {**TRTLLM, "chunked_prefill": True},
+         {"chunked_prefill": False, "max_num_batched_tokens": 512}, (TOKENS,)),
         ("inside_tensor_parallelism", "wl3-inference", "sglang", {}, {**SGLANG, "ep": 2},
          {"tp": 2, "pp": 2, "ep": 4}, ()),
         ("inside_tensor_parallelism", "wl3-inference", "sglang", {}, {**SGLANG, "attention_dp": 4},
@@ -265,6 +290,8 @@ def test_each_rule_rejects_its_case_and_explains_it(rule, workload, framework, c
     card, frame = change_card(load_card(workload), **changes), load_framework(framework)
     if rule == "tp_divides_widths" and card.arch.moe:
         card = change_card(card, moe=card.arch.moe.model_copy(update=ODD_EXPERTS[framework]))
+    if rule == "shards_hold_whole_blocks" and card.arch.moe:
+        card = change_card(card, moe=card.arch.moe.model_copy(update={"expert_intermediate_size": 768}))
     if rule == "ep_divides_experts" and card.arch.moe:
         card = change_card(card, moe=card.arch.moe.model_copy(update={"num_experts": 12}))
         knobs = (KnobDeclaration(name="ep", choices=(1, 2, 8)),)
@@ -278,6 +305,16 @@ def test_each_rule_rejects_its_case_and_explains_it(rule, workload, framework, c
     assert space.row(Config({knob.name: {**good}[knob.name] for knob in space.knobs})) is not None
     row = space.row({**good, **bad})
     assert row is None or (verdict.kind is RuleKind.SAME and space.config(row) != {**good, **bad})
+
+
+def test_values_that_change_the_numbers_need_the_cards_leave():
+    card, frame = load_card("wl1-inference"), load_framework("vllm")
+    assert set(build_space(card, frame).column("kv_cache_dtype")) == {"auto"}
+    allowed = change_card(card, alternative_precisions=("kv_cache_dtype=fp8",))
+    assert set(build_space(allowed, frame).column("kv_cache_dtype")) == {"auto", "fp8"}
+    assert allowed.precisions == ("bf16",)
+    with pytest.raises(UserError, match=r"kv_cache_dtype.* cannot be fp8.*alternative_precisions=.kv_cache_dtype=fp8"):
+        build_space(card, frame, (KnobDeclaration(name="kv_cache_dtype", choices=("auto", "fp8")),))
 
 
 def test_zero_may_be_limited_under_a_pipeline():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from cclsearch.card.hardware import PRECISION_BITS
 from cclsearch.card.model import Card
 from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.rule import BoolArray, Clause, Columns, Counts, register_rule
+from cclsearch.tasks.serving.closed_form.replica import find_served
 
 
 @register_rule("step_holds_every_sequence", "max_num_batched_tokens", "max_num_seqs")
@@ -21,14 +24,17 @@ def _step_holds_every_sequence(card: Card, options: Mapping[str, Any]) -> Clause
     )
 
 
-@register_rule("step_holds_a_request", "chunked_prefill", "max_num_batched_tokens")
+@register_rule(
+    "step_holds_a_request", "chunked_prefill", "max_num_batched_tokens", parameters={"of": list, "spare_tokens": int}
+)
 def _step_holds_a_request(card: Card, options: Mapping[str, Any]) -> Clause | None:
-    given = [card.work.get("input_len"), card.work.get("output_len")]
-    if not all(isinstance(each, int) for each in given) or card.work.get("lengths", "fixed") != "fixed":
+    """`of`: what the step must hold (prompt and answer if not given), and `spare_tokens` more."""
+    names = options.get("of", ["input_len", "output_len"])
+    if not all(isinstance(card.work.get(name), int) for name in names) or card.work.get("lengths", "fixed") != "fixed":
         return None
-    longest = card.number("input_len") + card.number("output_len")
+    longest = sum(card.number(name) for name in names) + options.get("spare_tokens", 0)
     return (
-        f"without chunked_prefill, max_num_batched_tokens is at least {longest}, the tokens of a request",
+        f"without chunked_prefill, max_num_batched_tokens is at least {longest}: {' + '.join(names)} of a request",
         lambda at: (at["chunked_prefill"] == 1) | (at["max_num_batched_tokens"] >= longest),
         lambda c: f"max_num_batched_tokens {c['max_num_batched_tokens']} for a request of {longest}",
     )
@@ -130,11 +136,102 @@ def _workers_fit_machines(card: Card, options: Mapping[str, Any]) -> Clause:
 
 @register_rule("workers_divide_heads", *_SIZES)
 def _workers_divide_heads(card: Card, options: Mapping[str, Any]) -> Clause:
-    heads = card.arch.num_heads
+    words, is_split = _split_heads(card)
     return (
-        f"prefill_gpus_per_worker and decode_gpus_per_worker divide the {heads} attention heads",
-        lambda at: (heads % at[_SIZES[0]] == 0) & (heads % at[_SIZES[1]] == 0),
-        lambda c: f"{heads} attention heads on {c[_SIZES[0]]} and {c[_SIZES[1]]} accelerators",
+        f"prefill_gpus_per_worker and decode_gpus_per_worker {words}",
+        lambda at: is_split(at[_SIZES[0]]) & is_split(at[_SIZES[1]]),
+        lambda c: f"the heads on {c[_SIZES[0]]} and {c[_SIZES[1]]} accelerators",
+    )
+
+
+def _split_heads(card: Card) -> tuple[str, Callable[[Any], Any]]:
+    """Return what ranks that share one attention layer must satisfy, in words and as a check of their number.
+
+    Engines give each rank whole heads of keys and values, or so many ranks one head. Latent keys belong to every rank.
+    """
+    arch = find_served(card).arch
+    heads, kv = arch.num_heads, 1 if arch.kv_lora_rank is not None else arch.num_kv_heads
+    words = f"divide the {heads} attention heads, and divide the {kv} KV heads or are a multiple of them"
+    return words, lambda ranks: (heads % ranks == 0) & ((kv % ranks == 0) | (ranks % kv == 0))
+
+
+def _attention_ranks(at: Any) -> Any:
+    return np.where(at["dp_attention"] == 1, 1, np.maximum(at["tp"] // at["attention_dp"], 1))
+
+
+@register_rule("attention_ranks_divide_heads", "tp", "attention_dp", "dp_attention")
+def _attention_ranks_divide_heads(card: Card, options: Mapping[str, Any]) -> Clause:
+    words, is_split = _split_heads(card)
+    return (
+        f"the ranks of one attention layer (tp, or tp / attention_dp, or 1 with dp_attention) {words}",
+        lambda at: np.asarray(is_split(_attention_ranks(at))),
+        lambda c: f"{card.arch.num_heads} heads, {card.arch.num_kv_heads} KV heads on {_attention_ranks(c)} ranks",
+    )
+
+
+Ranks = Callable[[Any], Any]
+"""Knobs, of one configuration or as columns -> ranks that share a part of the model."""
+
+
+@register_rule(
+    "shards_hold_whole_blocks", "tp", "dp", "ep", "expert_parallel", "attention_dp", "dp_attention",
+    parameters={"experts_over_dp": bool},
+)  # fmt: skip
+def _shards_hold_whole_blocks(card: Card, options: Mapping[str, Any]) -> Clause | None:
+    """`experts_over_dp: true` if without expert parallelism tp x dp ranks share each expert, else tp / ep."""
+
+    def expert_ranks(at: Any) -> Any:
+        ranks = at["tp"] * at["dp"] if options.get("experts_over_dp") else np.maximum(at["tp"] // at["ep"], 1)
+        return np.where(at["expert_parallel"] == 1, 1, ranks)
+
+    return _hold_whole_blocks(card, (_attention_ranks, lambda at: at["tp"], expert_ranks))
+
+
+@register_rule("workers_hold_whole_blocks", *_SIZES, "expert_parallel")
+def _workers_hold_whole_blocks(card: Card, options: Mapping[str, Any]) -> Clause | None:
+    def read(size: str) -> tuple[Ranks, Ranks, Ranks]:
+        return *([lambda at: at[size]] * 2), lambda at: np.where(at["expert_parallel"] == 1, 1, at[size])  # type: ignore[return-value]
+
+    return _hold_whole_blocks(card, *map(read, _SIZES))
+
+
+def _hold_whole_blocks(card: Card, *layouts: tuple[Ranks, Ranks, Ranks]) -> Clause | None:
+    """Each layout has the ranks of attention, of feed-forward layers and of an expert."""
+    block, arch = card.weight_block, find_served(card).arch
+    if not block:
+        return None
+    parts: list[tuple[str, int, Ranks]] = []
+    for attention, linear, expert in layouts:
+        parts.append(("attention output", arch.num_heads * (arch.v_head_dim or arch.head_dim), attention))
+        if PRECISION_BITS.get(card.precision) == 8 and arch.kv_lora_rank is None:  # square blocks cut columns too
+            keys = arch.num_kv_heads * arch.head_dim
+            parts.append(("keys", keys, partial(_key_ranks, attention, arch.num_kv_heads)))
+        if arch.moe is None or arch.moe.num_dense_layers:
+            parts.append(("feed-forward", arch.intermediate_size, linear))
+        if arch.moe is not None:
+            parts.append(("expert", arch.moe.expert_intermediate_size, expert))
+    return (
+        f"each rank's share of a weight is whole quantization blocks of {block}",
+        lambda at: np.logical_and.reduce([width % (block * ranks(at)) == 0 for _, width, ranks in parts]),
+        lambda c: ", ".join(f"{name} {width} / {ranks(c)} = {width / ranks(c):g}" for name, width, ranks in parts),
+    )
+
+
+def _key_ranks(attention: Ranks, kv_heads: int, at: Any) -> Any:
+    return np.minimum(attention(at), kv_heads)
+
+
+@register_rule("dcp_shares_kv_heads", "dcp", "tp")
+def _dcp_shares_kv_heads(card: Card, options: Mapping[str, Any]) -> Clause:
+    arch = find_served(card).arch
+    kv = 1 if arch.kv_lora_rank is not None else arch.num_kv_heads
+    return (
+        f"dcp divides tp and the {arch.num_heads // kv} query heads of a KV head, and is at most tp / {kv}",
+        lambda at: (
+            (at["dcp"] == 1)
+            | (at["tp"] % at["dcp"] == 0) & (at["dcp"] <= at["tp"] // kv) & (arch.num_heads // kv % at["dcp"] == 0)
+        ),
+        lambda c: f"dcp {c['dcp']} with tp {c['tp']}",
     )
 
 

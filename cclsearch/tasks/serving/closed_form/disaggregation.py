@@ -103,7 +103,7 @@ def _move_prompt(card: Card, prefill: Replica, input_len: float) -> Array:
     return np.asarray(machine.out_latency_s + num_bytes / prefill.attention_ranks / machine.out_bytes_s)
 
 
-UNUSED = ("block_size", "is_chunked", "is_alone", "restarts", "cache_gib", "memory_share")
+UNUSED = ("block_size", "is_chunked", "is_alone", "restarts", "cache_gib", "memory_share", "limits_all")
 """Columns that the closed forms of a load do not use; the simulation does."""
 # A small space's rows cost less than finding the equal ones for each calibration.
 MIN_ROWS = 4096

@@ -28,15 +28,16 @@ MIN_MEMORY = MetricInfo(
     is_positive=True,
 )
 GIB = float(2**30)
-PARTS = ("weights", "kv_cache", "engine")
+PARTS = ("weights", "kv_cache", "engine", "unused")
+"""`unused`: what a server leaves of the device by its `memory_fraction`, for so large a server."""
 ENGINE_GIB = 1.0
-"""GiB of a process with its libraries and the tensors of a step (our choice)."""
+"""GiB of a process with its libraries and captured graphs (our choice)."""
 # Our choice; engines leave 5 to 10 % by default.
 USABLE = 0.97
 """Share of the device's memory that one process can have."""
 PRIOR = Prior(
     mean_P=np.zeros(len(PARTS)),
-    sd_P=np.array([0.05, 0.3, 0.5]),
+    sd_P=np.array([0.02, 0.3, 0.5, 0.02]),
     shape=KernelShape(0.02, 1.5, 0.01, 0.02),
     noise=0.02,
     dof=4.0,
@@ -61,7 +62,12 @@ def find_least_memory(card: Card, at: Replica, tokens: float) -> dict[str, Array
     kept = cached_numbers(arch) * model.held_tokens(tokens) * arch.num_layers
     cache = kept / at.pp * at.cache_bytes / cache_ranks(arch, at)
     cache = cache * np.where(at.reserves > 0, at.sequences * at.attention_ranks / at.tp, 1.0)
-    return {"weights": weights / GIB, "kv_cache": cache / GIB, "engine": np.full(len(at.tp), ENGINE_GIB)}
+    # of a layer at once: what enters and leaves its parts, and the logits of each sequence with their copy in 32 bits
+    width = 4 * arch.hidden_size + 3 * arch.intermediate_size / at.tp
+    step = 2.0 * at.tokens * width + 6.0 * np.minimum(at.sequences, at.tokens) * arch.vocab_size / at.tp
+    need = {"weights": weights / GIB, "kv_cache": cache / GIB, "engine": ENGINE_GIB + step / GIB}
+    share = np.minimum(at.memory_share, USABLE)
+    return need | {"unused": sum(need.values()) * (USABLE / share - 1) * (at.limits_all > 0)}
 
 
 def find_deployed_memory(card: Card, at: Deployment, tokens: float) -> dict[str, Array]:
@@ -87,7 +93,7 @@ def make_memory_form(card: Card, at: Deployment, tokens: float) -> MemoryForm:
         return {name: np.exp(theta_P[p]) * need[name] for p, name in enumerate(PARTS)}
 
     form = ClosedForm(MIN_MEMORY, PARTS, PRIOR, log_cost, split)
-    return MemoryForm(form, float(np.log(USABLE * card.hardware.memory_gib)), is_measured=False)
+    return MemoryForm(form, float(np.log(USABLE * card.hardware.memory_gib)), is_measured=False, softness=0.02)
 
 
 def count_cached_tokens(card: Card, at: Replica) -> Array:
@@ -99,7 +105,7 @@ def count_cached_tokens(card: Card, at: Replica) -> Array:
     of_layers = cached_numbers(arch) * arch.num_layers / at.pp * at.cache_bytes / cache_ranks(arch, at)
     of_token = of_layers * model.held_tokens(length) / length
     need = find_least_memory(card, at, length)
-    left = at.memory_share * card.hardware.memory_gib - need["weights"] - ENGINE_GIB
+    left = at.memory_share * card.hardware.memory_gib - need["weights"] - need["engine"]
     gib = np.where(at.cache_gib > 0, at.cache_gib, np.maximum(left, 0.0))
     # each rank with sequences of its own has a cache of its own
     return np.asarray(gib * GIB / of_token * at.tp / at.attention_ranks)

@@ -152,6 +152,8 @@ class Replica:
     """GiB of the KV cache of an accelerator; 0 if it gets the memory that the rest of the server leaves."""
     memory_share: Array
     """Share of an accelerator's memory that the server takes."""
+    limits_all: Array
+    """1 if weights and engine must fit in that share, else 0: TensorRT-LLM's is of what they leave."""
     is_chunked: Array
     """1 if a step may compute a part of a prompt, else 0."""
     is_alone: Array
@@ -212,6 +214,8 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
         gain=gain,
         cache_gib=column("kv_cache_mib", float, 0.0) / 1024 + column("kv_cache_gib", float, 0.0),
         memory_share=column("memory_fraction", lambda value: _read_number(value, MEMORY_FRACTION), MEMORY_FRACTION),
+        limits_all=space.has("memory_fraction")
+        * read_engines(card, space, lambda name: float("tr" not in name.lower())),
         is_chunked=is_chunked,
         is_alone=_find_alone(card, space, is_chunked, column("mixed_chunk", _is_on, 0.0)),
         restarts=is_chunked * read_engines(card, space, lambda name: float(name == SMALL_SERVER)),
