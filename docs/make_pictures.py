@@ -20,8 +20,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from cclsearch.charts.chart import Chart, Row, render_svg
-from cclsearch.charts.layers import make_spec, quantity
+from cclsearch.charts.chart import Chart, Row, make_spec, quantity, render_svg
 from cclsearch.core.text import plain
 from cclsearch.core.values import Value
 from cclsearch.recording.load import Recording, load_recording

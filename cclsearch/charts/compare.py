@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cclsearch.charts.chart import Chart, Row, cut
-from cclsearch.charts.layers import TRIAL, category, layer, make_spec, named_bars, quantity, tips
+from cclsearch.charts.chart import TRIAL, Chart, Row, category, cut, layer, make_spec, named_bars, quantity, tips
 from cclsearch.charts.trials import Axis, TrialPoint, best_so_far
 from cclsearch.core.text import show_number
 

@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cclsearch.charts.chart import Chart, Row, cut
-from cclsearch.charts.layers import category, fixed, layer, make_spec, named_bars, number, quantity, show_choice, tips
+from cclsearch.charts.chart import (
+    Chart,
+    Row,
+    category,
+    cut,
+    fixed,
+    layer,
+    make_spec,
+    named_bars,
+    number,
+    quantity,
+    show_choice,
+    tips,
+)
 from cclsearch.charts.trials import Axis, TrialPoint, place_choices, varied_knobs
 from cclsearch.core.text import show_number
 from cclsearch.core.values import format_config

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cclsearch.charts.chart import Chart, Row, cut
-from cclsearch.charts.layers import TRIAL, category, fixed, layer, make_spec, number, quantity, tips
+from cclsearch.charts.chart import TRIAL, Chart, Row, category, cut, fixed, layer, make_spec, number, quantity, tips
 from cclsearch.core.text import show_number
 from cclsearch.core.values import Value, format_config
 

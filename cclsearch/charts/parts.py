@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cclsearch.charts.chart import SERIES, Chart, Row, cut
-from cclsearch.charts.layers import category, fixed, layer, make_spec, number, tips
+from cclsearch.charts.chart import SERIES, Chart, Row, category, cut, fixed, layer, make_spec, number, tips
 from cclsearch.core.text import show_number
 
 SMALL_SHARE = 0.02

@@ -7,8 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cclsearch.charts.chart import Chart, Row, cut
-from cclsearch.charts.layers import TRIAL, category, fixed, layer, make_spec, number, quantity, show_choice, tips
+from cclsearch.charts.chart import (
+    TRIAL,
+    Chart,
+    Row,
+    category,
+    cut,
+    fixed,
+    layer,
+    make_spec,
+    number,
+    quantity,
+    show_choice,
+    tips,
+)
 from cclsearch.core.text import show_number
 from cclsearch.core.values import Provenance, Value, format_config
 

@@ -9,7 +9,7 @@ import orjson
 from cclsearch.analysis.frameworks import show_frameworks
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line, plain
-from cclsearch.report.write import check_picture, write_picture
+from cclsearch.report.page import check_picture, write_picture
 from cclsearch.trace.claims import show_claim
 
 

@@ -10,13 +10,12 @@ from cclsearch.cli.output import say
 from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, plain
-from cclsearch.export.ccl_bench import write_entries
-from cclsearch.export.evidence import list_left_out
+from cclsearch.export.ccl_bench import list_left_out, write_entries
 from cclsearch.export.tables import write_csv, write_optuna, write_parquet
 from cclsearch.record.trial import Trial, count_states, describe_counts
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
-from cclsearch.tracking.targets import open_targets
+from cclsearch.tracking.base import open_targets
 from cclsearch.tracking.view import write_run
 
 

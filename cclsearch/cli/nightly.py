@@ -16,9 +16,8 @@ from cclsearch.core.yaml_file import validate_mapping
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.nightly import install as installing
 from cclsearch.nightly.config import NightlyConfig, Scrontab, load_nightly
-from cclsearch.nightly.night import plan_jobs
-from cclsearch.nightly.preview import describe_night
-from cclsearch.nightly.service import NightService, prepare_outside
+from cclsearch.nightly.night import describe_night, plan_jobs
+from cclsearch.nightly.run import NightService, prepare_outside
 from cclsearch.nightly.summary import NightSummary, render_message
 from cclsearch.nightly.window import nights_folder
 from cclsearch.run.catalog import runs_folder

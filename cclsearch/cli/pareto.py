@@ -11,8 +11,8 @@ from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.text import show_number
 from cclsearch.core.values import Provenance
 from cclsearch.report.figures import name_value
+from cclsearch.report.page import write_pareto_page
 from cclsearch.report.pareto import ParetoPage
-from cclsearch.report.write import write_pareto_page
 from cclsearch.run.catalog import find_run, runs_folder
 from cclsearch.run.folder import load_run
 from cclsearch.scoring.catalog import list_metrics

@@ -8,7 +8,7 @@ from pathlib import Path
 from cclsearch.analysis.report_pages import build_page, draw_pareto_charts
 from cclsearch.cli.output import say
 from cclsearch.core.errors import UserError
-from cclsearch.report.write import write_report
+from cclsearch.report.page import write_report
 from cclsearch.run.catalog import LAST, find_run, list_runs, runs_folder
 from cclsearch.run.folder import Run, load_run, load_runs
 

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         require_writable(Path(args.perfetto), "--perfetto")
     scored = score_request(request)
     if args.picture:
-        from cclsearch.report.write import write_picture
+        from cclsearch.report.page import write_picture
         from cclsearch.trace.answers.timeline import draw_pictures
 
         for name, chart in draw_pictures(scored.views[-1]).items():

@@ -13,7 +13,7 @@ from cclsearch.cli.what_if import print_not_available
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import plain
 from cclsearch.plan.subject import Asked, find_subject
-from cclsearch.report.write import check_picture, write_picture
+from cclsearch.report.page import check_picture, write_picture
 from cclsearch.trace.metric import NotAvailable
 
 

@@ -15,8 +15,8 @@ def run(args: argparse.Namespace) -> None:
             "starlette or uvicorn is not installed: run `pip install 'ccl-search[ui]'` or"
             " `pip install starlette uvicorn`"
         )
+    from cclsearch.ui.app import serve
     from cclsearch.ui.guard import Permissions
-    from cclsearch.ui.server import serve
 
     runs = runs_folder(args.runs)
     if not runs.is_dir():

@@ -13,8 +13,7 @@ from cclsearch.trace.export.chakra import describe_unsized_collectives, export_c
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.read import open_trace
 from cclsearch.trace.whatif.answer import answer_as_data, describe_answer, merge_notes, read_compression, read_factor
-from cclsearch.trace.whatif.cost_model import Scenario
-from cclsearch.trace.whatif.projection import Replay, prepare_replay
+from cclsearch.trace.whatif.projection import Replay, Scenario, prepare_replay
 
 
 def run(args: argparse.Namespace) -> int:

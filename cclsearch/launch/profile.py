@@ -98,7 +98,8 @@ LAUNCHERS: Registry[LauncherFactory] = Registry(
     "launcher",
     {
         "in-process": "cclsearch.launch.in_process",
-        **{name: f"cclsearch.launch.{name}" for name in ("local", "replay", "simulate")},
+        "local": "cclsearch.launch.local",
+        **dict.fromkeys(("replay", "simulate"), "cclsearch.launch.instant"),
         "slurm": "cclsearch.launch.slurm.allocation",
         "tpu-vm": "cclsearch.launch.tpu_vm.launcher",
     },

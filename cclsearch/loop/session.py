@@ -45,7 +45,7 @@ from cclsearch.space.opening import Extend
 from cclsearch.space.table import RowSet, Space
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.names.kernels import load_classes
-from cclsearch.tracking.targets import LogTarget, open_targets
+from cclsearch.tracking.base import LogTarget, open_targets
 
 MIN_FIT_PROBABILITY = 0.005
 """Below this probability to fit into memory, a configuration is not launched."""

@@ -17,8 +17,7 @@ from zoneinfo import ZoneInfo
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.templates import open_templates
-from cclsearch.nightly.clock import Moment
-from cclsearch.nightly.config import NightlyConfig, Scrontab
+from cclsearch.nightly.config import Moment, NightlyConfig, Scrontab
 
 # Releasing cloud resources may take 900 s.
 MAX_STOP_S = 1200

@@ -1,4 +1,4 @@
-"""One night: every job gets its fair share of the budget and continues where it was interrupted."""
+"""One night: every job gets its fair share of the budget and continues where it was interrupted; its preview."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from cclsearch.loop.meter import Allowance, Meter
 from cclsearch.loop.session import Changes, begin_or_resume, open_session
 from cclsearch.nightly.config import NightlyConfig, NightlyJob
 from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
+from cclsearch.nightly.prune import prune_evidence
 from cclsearch.nightly.share import (
     Spent,
     count_spent,
@@ -31,7 +32,7 @@ from cclsearch.nightly.share import (
     find_remaining,
     split_remaining,
 )
-from cclsearch.nightly.window import NightWindow
+from cclsearch.nightly.window import NightWindow, find_window
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import EndKind
@@ -337,3 +338,37 @@ def count_interrupted(run: Run, since_s: float = 0.0) -> int:
 def show_time(moment_s: float) -> str:
     """The moment in UTC as ISO 8601, in whole seconds."""
     return datetime.fromtimestamp(moment_s, UTC).isoformat(timespec="seconds")
+
+
+def describe_night(config: NightlyConfig, runs: Path) -> list[str]:
+    """Lines about a night that would start now: its deadline, its jobs in order, and the evidence it would remove."""
+    plans, jobs = plan_jobs(config), config.all_jobs
+    window = find_window(config, runs, time.time())
+    until = f"until {show_time(window.deadline_s)}" if window.deadline_s is not None else "without a deadline"
+    which = f"continues the interrupted night {window.stamp}" if window.folder.exists() else "a new night from now"
+    lines = [f"{config.name}: {which} {until}; {len(plans)} jobs"]
+    current_runs = set(window.jobs.values())
+    for n, job in enumerate(jobs):
+        plan = plans[job.key]
+        waiting = sum(other.priority for other in jobs[n:])
+        share = split_remaining(find_remaining(config.budget, Spent()), job.priority, waiting)
+        trials = min(count_wanted(job), int(share["trials"] or 10**9))
+        head = f"{job.key}: {plan.spec.card.name} ({plan.spec.provenance.value}), objective {plan.spec.objective.name}"
+        lines.append(f"{head}, priority {job.priority:g}, up to {trials} trials of {len(plan.space)} configurations")
+        folders = find_runs(runs, config.name, job.key)
+        tonights = runs / window.jobs.get(job.key, "")
+        if tonights in folders and load_run(tonights).status is Standing.ENDED:
+            lines.append(f"  {tonights.name} has ended")
+            continue
+        if (latest := find_unfinished(folders, plan)) is not None:
+            lines.append(f"  continues {latest.folder.name}, which was interrupted")
+            current_runs.add(latest.folder.name)
+            continue
+        bests = pick_bests(read_earlier(folders, plan.spec), job.start_from)[: max(1, trials // 2)]
+        lines += [f"  measures again: {config_}" for config_ in bests]
+    pruned = prune_evidence(
+        runs, config.name, config.keep, tonight=window.stamp, current_runs=current_runs, dry_run=True
+    )
+    if pruned.num_trials:
+        lines.append(f"removes the evidence of {pruned.num_trials} trials, {pruned.num_bytes / 2**30:.2f} GiB")
+    return lines

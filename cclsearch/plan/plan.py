@@ -54,7 +54,7 @@ from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import predictor_of
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.names.kernels import load_classes
-from cclsearch.tracking.targets import open_targets
+from cclsearch.tracking.base import open_targets
 
 RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,80}$")
 

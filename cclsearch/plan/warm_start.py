@@ -22,7 +22,7 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, one_line
 from cclsearch.core.values import Failure, Provenance, Stage
 from cclsearch.launch.contract import RunStatus
-from cclsearch.launch.replay import RECORDED_FAILURES
+from cclsearch.launch.instant import RECORDED_FAILURES
 from cclsearch.plan.forecast import describe_doubt
 from cclsearch.plan.request import SearchRequest
 from cclsearch.plan.subject import Subject

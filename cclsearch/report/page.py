@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from cclsearch.charts.chart import Chart, page_data, page_script, palette_css
+from cclsearch.charts.chart import Chart, page_data, page_script, palette_css, render_png, render_svg
 from cclsearch.charts.parts import as_trace_events
+from cclsearch.core.atomic_file import write_atomically
+from cclsearch.core.errors import UserError, require_writable, writing_to
 from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.templates import open_templates
 from cclsearch.core.text import show_number
@@ -31,7 +33,7 @@ from cclsearch.record.trial import TrialState
 from cclsearch.report.charts import WIDE, draw_comparisons, draw_run
 from cclsearch.report.data import RankingEntry, RunPage, compare_frameworks, find_differences, rank_runs
 from cclsearch.report.figures import describe_gain, find_shown_metric, show_value
-from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page
+from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page, render_pareto_csv
 from cclsearch.report.rows import TrialRow
 
 HERE = Path(__file__).parent
@@ -294,3 +296,70 @@ def _as_data(page: RunPage) -> dict[str, Any]:
         **{key: getattr(page, key) for key in DATA_OF_RUN},
         "trials": [{key: getattr(t, key) for key in DATA_OF_TRIAL} | {"state": t.kind} for t in page.trials],
     }
+
+
+CHARTS_FOLDER = "charts"
+
+
+def write_report(
+    pages: Sequence[RunPage], path: Path, *, png: bool = True, dark: bool = False, extra: Sequence[Chart] = ()
+) -> list[Path]:
+    """Write the page to `path` and, with `png`, every chart to `charts/` in the same folder; returns the files written.
+
+    Raises UserError if the folder is not writable.
+    """
+    written = [write_text(path, render_page(pages, extra_charts=extra, base=path.parent))]
+    if not png:
+        return written
+    charts = list(extra)
+    for page in pages:
+        prefix = "" if len(pages) == 1 else f"{safe_stem(page.run_id)}-"
+        charts += [replace(chart, name=prefix + chart.name) for chart in draw_run(page)]
+    if len(pages) > 1:
+        for n, entries in enumerate(rank_runs(pages), 1):
+            charts += draw_comparisons(entries, f"compared-{n}-")
+    return written + write_pictures(charts, path.parent / CHARTS_FOLDER, dark=dark)
+
+
+def write_pareto_page(page: ParetoPage, folder: Path, *, png: bool = True, dark: bool = False) -> list[Path]:
+    """Write `pareto.html`, `pareto.csv` and, with `png`, the charts to `charts/`; returns the files written."""
+    written = [
+        write_text(folder / "pareto.html", render_pareto_page(page)),
+        write_text(folder / "pareto.csv", render_pareto_csv(page)),
+    ]
+    return written + (write_pictures(draw_pareto_page(page), folder / CHARTS_FOLDER, dark=dark) if png else [])
+
+
+def write_pictures(charts: Sequence[Chart], folder: Path, *, dark: bool = False) -> list[Path]:
+    """Write each chart as a PNG of its name; returns the files. Raises UserError if that is impossible."""
+    return [write_picture(chart, folder / f"{chart.name}.png", dark=dark) for chart in charts]
+
+
+def write_picture(chart: Chart, path: Path, *, dark: bool = False) -> Path:
+    """Write a chart as a PNG or, if that is the ending of the path, as SVG. Raises UserError if that is impossible."""
+    with writing_to(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_svg = path.suffix.lower() == ".svg"
+        write_atomically(path, render_svg(chart, dark=dark) if is_svg else render_png(chart, dark=dark))
+    return path
+
+
+def check_picture(path: Path | None) -> None:
+    """Raise UserError if the file of `--picture` does not end in .svg or .png, or cannot be written."""
+    if path is not None and path.suffix.lower() not in (".svg", ".png"):
+        raise UserError(f"--picture {path}: the file must end in .svg or .png")
+    if path is not None:
+        require_writable(path, "--picture")
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file, creating its folder if needed; returns its path. Raises UserError if that is impossible."""
+    with writing_to(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    return path
+
+
+def safe_stem(name: str) -> str:
+    """The name reduced to letters, digits, `.`, `_` and `-`, so that it is never a path."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name).lstrip(".-") or "run"

@@ -121,7 +121,7 @@ def _describe_compiled(described: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def draw_predictions(path: Path, described: list[dict[str, Any]], card: Card, prediction: Prediction) -> None:
     """Write a chart of the parts of each configuration, and one of the parts of their memory beside it."""
     from cclsearch.charts.parts import StackedBar, draw_parts
-    from cclsearch.report.write import write_picture
+    from cclsearch.report.page import write_picture
 
     labels = shorten_labels([row["config"] for row in described])
     form = prediction.form

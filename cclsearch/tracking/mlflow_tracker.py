@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.offline import is_local_url, refuse_outside
-from cclsearch.tracking.base import TRACKERS, TrackedSearch, TrackedTrial, Tracker
-from cclsearch.tracking.targets import require_package
+from cclsearch.tracking.base import TRACKERS, TrackedSearch, TrackedTrial, Tracker, require_package
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

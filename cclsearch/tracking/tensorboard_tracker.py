@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cclsearch.core.errors import UserError
-from cclsearch.tracking.base import TRACKERS, TrackedSearch, TrackedTrial, Tracker
-from cclsearch.tracking.targets import require_package
+from cclsearch.tracking.base import TRACKERS, TrackedSearch, TrackedTrial, Tracker, require_package
 
 if TYPE_CHECKING:
     from tensorboardX import SummaryWriter

@@ -21,8 +21,7 @@ from cclsearch.core.text import one_line
 from cclsearch.record.event import Event, TrialFinished, TrialRevised
 from cclsearch.record.state import RunState
 from cclsearch.run.spec import RunSpec
-from cclsearch.tracking.base import TrackedSearch, TrackedTrial, describe_search, describe_trial
-from cclsearch.tracking.targets import LogTarget
+from cclsearch.tracking.base import LogTarget, TrackedSearch, TrackedTrial, describe_search, describe_trial
 
 WRITTEN_FILE = "tracking.jsonl"
 CLOSE_WAIT_S = 60.0

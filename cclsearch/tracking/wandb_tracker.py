@@ -9,8 +9,7 @@ from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.offline import refuse_outside
-from cclsearch.tracking.base import TRACKERS, TrackedSearch, TrackedTrial, Tracker
-from cclsearch.tracking.targets import require_package
+from cclsearch.tracking.base import TRACKERS, TrackedSearch, TrackedTrial, Tracker, require_package
 
 DEFAULT_PROJECT = "ccl-search"
 SETTINGS: dict[str, Any] = {

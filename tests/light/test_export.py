@@ -25,8 +25,7 @@ from cclsearch.card.hardware import find_accelerator
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Hardware
 from cclsearch.cli import main
-from cclsearch.export.ccl_bench import _name_accelerator, write_entries
-from cclsearch.export.evidence import copy_evidence
+from cclsearch.export.ccl_bench import _name_accelerator, copy_evidence, write_entries
 from cclsearch.record.lock import FolderLock
 from cclsearch.report.pareto import escape_formula
 from cclsearch.run.folder import Run

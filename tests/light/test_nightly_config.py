@@ -16,8 +16,7 @@ from nights import night, write
 
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
-from cclsearch.nightly.clock import parse_moment
-from cclsearch.nightly.config import Budget, load_nightly, parse_nightly
+from cclsearch.nightly.config import Budget, load_nightly, parse_moment, parse_nightly
 from cclsearch.nightly.night import make_request
 from cclsearch.nightly.share import Spent, find_lower_limits, find_remaining, split_remaining
 from cclsearch.nightly.window import find_window
@@ -252,7 +251,7 @@ def test_scrontab_warns_about_another_zone_and_a_missing_limit(nightly_project, 
 
 
 def test_installed_commands_quote_hostile_paths(tmp_path):
-    from cclsearch.nightly.clock import parse_moment
+    from cclsearch.nightly.config import parse_moment
     from cclsearch.nightly.install import InstallPlan, quote_systemd, render_cron, render_systemd
 
     project = tmp_path / "a 'b\" $(touch owned) %h;x"
@@ -272,7 +271,7 @@ def test_installed_commands_quote_hostile_paths(tmp_path):
 
 
 def test_systemd_itself_accepts_the_units(tmp_path):
-    from cclsearch.nightly.clock import parse_moment
+    from cclsearch.nightly.config import parse_moment
     from cclsearch.nightly.install import InstallPlan, render_systemd
 
     project = tmp_path / "we ird %h $HOME 'q\"d"

@@ -236,7 +236,7 @@ def test_two_nights_never_overlap(nightly_project, capsys):
 
 
 def test_a_process_that_runs_every_night_survives_a_failing_night(nightly_project, monkeypatch, capsys):
-    from cclsearch.nightly import service
+    from cclsearch.nightly import run
 
     starts = iter([True, True, False])
     profile = Path("launchers/sim.yaml")
@@ -248,7 +248,7 @@ def test_a_process_that_runs_every_night_survives_a_failing_night(nightly_projec
         profile.write_text(valid + "nonsense: [\n" if broken else valid)
         return next(starts)
 
-    monkeypatch.setattr(service, "wait_for_start", next_start)
+    monkeypatch.setattr(run, "wait_for_start", next_start)
     write(start="22:00 UTC")
     assert main(["nightly", "nightly.yaml", "--quiet"]) == 0
     output = capsys.readouterr()

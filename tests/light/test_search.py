@@ -12,8 +12,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.values import FailureKind, Provenance
 from cclsearch.launch.base import Job, JobState
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus
+from cclsearch.launch.instant import ReplayLauncher
 from cclsearch.launch.profile import profile_from_mapping
-from cclsearch.launch.replay import ReplayLauncher
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.run.folder import Run, load_run
 from cclsearch.tasks.training.contract import TrainingInput, TrainingResult

@@ -18,8 +18,7 @@ from cclsearch.core.values import Config, Failure, FailureKind, Provenance
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import collect_end, collect_result
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, RunStatus, TrialEnd, TrialResult
-from cclsearch.launch.replay import ReplayLauncher
-from cclsearch.launch.simulate import SimulateLauncher
+from cclsearch.launch.instant import ReplayLauncher, SimulateLauncher
 from cclsearch.loop.bench import RecordedTable, replay_search
 from cclsearch.loop.sweep import describe_sweep
 from cclsearch.plan.workload import _require_recorded

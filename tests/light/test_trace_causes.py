@@ -14,9 +14,8 @@ from cclsearch.trace.events import EventTable, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.score import Diagnosis, diagnose_trace
 from cclsearch.trace.view import TraceView
-from cclsearch.trace.whatif.cost_model import Scenario
 from cclsearch.trace.whatif.graph import build_graph
-from cclsearch.trace.whatif.projection import prepare_replay
+from cclsearch.trace.whatif.projection import Scenario, prepare_replay
 
 
 def queued(kernels: list[tuple[float, float]], steps: int = 6, period_us: float = 100) -> EventTable:

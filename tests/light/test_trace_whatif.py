@@ -11,8 +11,7 @@ from cclsearch.trace.events import CollectiveKind, EventTable, Kind
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.metrics.steps import measure_step_time
 from cclsearch.trace.view import TraceView
-from cclsearch.trace.whatif.cost_model import Scenario
-from cclsearch.trace.whatif.projection import WhatIf, prepare_replay
+from cclsearch.trace.whatif.projection import Scenario, WhatIf, prepare_replay
 
 
 def ask_what_if(trace: TraceView, scenario: Scenario, ranks_per_domain: int | None = None) -> WhatIf:

@@ -180,8 +180,8 @@ def test_stop_interrupts_no_process_that_does_not_write_to_the_run(runs, client,
 SERVER = """
 import sys, time
 from cclsearch.cli import main
-from cclsearch.ui import pages, server
-server.IDLE_S = 1.0
+from cclsearch.ui import app, pages
+app.IDLE_S = 1.0
 shown = pages.Pages.nights
 pages.Pages.nights = lambda *_: print("busy", flush=True) or time.sleep(600)
 sys.exit(main(["ui", "--port", "0", "--allow-start"]))

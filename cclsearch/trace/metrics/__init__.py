@@ -5,9 +5,8 @@ _NAMES = {
     "device": "mem_copy_bw peak_memory allocation_ratio wave_balance resource_efficiency",
     "efficiency": "mfu mfu_causal gemm_tflops hfu",
     "kernels": "kernel_time compute_time trace_span busy_frac comm_kernel_frac comm_calls comm_mean_time top_kernels"
-    " concentration small_kernel_frac launch_rate",
+    " concentration small_kernel_frac launch_rate op_calls op_flops",
     "launches": "launch_delay queue_length idle_cause what_if_link critical_path",
-    "operators": "op_calls op_flops",
     "quality": "trace_quality",
     "ranks": "comm_wait_frac start_skew last_arriver compute_imbalance pipeline_bubble moe_balance moe_frac",
     "roofline": "memory_bound_frac compute_bound_frac",

@@ -14,8 +14,7 @@ from real_traces import FOLDER, measure, needs_traces, view_of
 
 from cclsearch.trace.diagnosis.causes import Cause
 from cclsearch.trace.score import diagnose_trace
-from cclsearch.trace.whatif.cost_model import Scenario
-from cclsearch.trace.whatif.projection import prepare_replay
+from cclsearch.trace.whatif.projection import Scenario, prepare_replay
 
 pytestmark = needs_traces
 
