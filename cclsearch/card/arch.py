@@ -9,7 +9,7 @@ from cclsearch.card.model import Card, ModelArch
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters by part, without biases and position embeddings (well under 1 %)."""
+    """Parameters by part, without the norms of latent vectors and some biases (well under 1 %)."""
 
     attention: int
     """Projections of one layer."""
@@ -23,7 +23,7 @@ class ParameterCount:
     active_experts: int
     """Routed experts of one MoE layer that one token uses."""
     norms: int
-    """Norms of one layer."""
+    """Norms and biases of one layer."""
     embedding: int
     head: int
     """Output projection; 0 if it is tied to the embedding."""
@@ -53,7 +53,8 @@ def count_parts(arch: ModelArch) -> ParameterCount:
     """
     h, moe = arch.hidden_size, arch.moe
     matrices = 3 if arch.gated_mlp else 2
-    moe_layers = arch.num_layers - min(moe.num_dense_layers, arch.num_layers) if moe else 0
+    layers = arch.num_layers + (arch.mtp_layers or 0)
+    moe_layers = layers - min(moe.num_dense_layers, arch.num_layers) if moe else 0
     expert = matrices * h * moe.expert_intermediate_size if moe else 0
     return ParameterCount(
         attention=count_attention(arch),
@@ -62,12 +63,19 @@ def count_parts(arch: ModelArch) -> ParameterCount:
         shared_experts=expert * moe.num_shared_experts if moe else 0,
         router=h * moe.num_experts if moe else 0,
         active_experts=expert * moe.top_k if moe else 0,
-        norms=2 * h,
-        embedding=arch.vocab_size * h,
+        norms=_count_norms(arch),
+        embedding=(arch.vocab_size + (arch.learned_positions or 0)) * h,
         head=0 if arch.tied_embeddings else arch.vocab_size * h,
-        dense_layers=arch.num_layers - moe_layers,
+        dense_layers=layers - moe_layers,
         moe_layers=moe_layers,
     )
+
+
+def _count_norms(arch: ModelArch) -> int:
+    h, queries, keys = arch.hidden_size, arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    norms = (4 if arch.post_norms else 2) * h + 2 * arch.head_dim * arch.qk_norm
+    biases = (queries + 2 * keys) * (arch.qkv_bias or arch.linear_bias)
+    return norms + biases + (2 * h + arch.intermediate_size) * arch.linear_bias
 
 
 def count_attention(arch: ModelArch) -> int:
@@ -90,6 +98,16 @@ def score_width(arch: ModelArch) -> float:
     return arch.num_heads * (arch.head_dim + (arch.v_head_dim or arch.head_dim)) / 2
 
 
+def attention_span(arch: ModelArch, seq_len: int) -> float:
+    """Return the tokens that a query meets, averaged over layers; S without windows, as causal masks are not counted.
+
+    A windowed layer's queries meet W keys, and fewer at the start: as many as half of 2 W - W^2 / S without a mask.
+    """
+    window = min(arch.sliding_window or seq_len, seq_len)
+    share = (arch.windowed_layers or arch.num_layers) / arch.num_layers
+    return seq_len - share * (seq_len - window) ** 2 / seq_len
+
+
 def count_parameters(arch: ModelArch) -> int:
     """Return the number of parameters of the whole model."""
     return count_parts(arch).total
@@ -98,11 +116,12 @@ def count_parameters(arch: ModelArch) -> int:
 def flops_per_token(arch: ModelArch, seq_len: int) -> float:
     """Return the training FLOP per token: 6 (N_active - N_input_embedding) + 12 L heads head_dim S.
 
+    S is the span of windows.
     The output projection counts even if it is tied. Source: PaLM (Chowdhery et al. 2022), appendix B.
     """
     parts = count_parts(arch)
     matmul = parts.active - parts.embedding - parts.head + arch.vocab_size * arch.hidden_size
-    return 6.0 * matmul + 12.0 * arch.num_layers * score_width(arch) * seq_len
+    return 6.0 * matmul + 12.0 * arch.num_layers * score_width(arch) * attention_span(arch, seq_len)
 
 
 def tokens_per_step(card: Card) -> int:

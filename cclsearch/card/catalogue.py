@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+
+from cclsearch.card.families import load_families
 
 MODELS_FILE = Path(__file__).with_name("models.csv")
 # The catalogue's own counts are within 2 % of the counts of its shapes.
@@ -45,6 +47,8 @@ class KnownModel:
     windowed_layers: int
     """Layers whose attention sees the last `window` tokens; 0 for linear attention, which keeps no keys."""
     window: int
+    features: Mapping[str, bool | str | int] = field(default_factory=dict)
+    """Norms, biases, windows and balance of the router, as fields of a card."""
 
     @property
     def shape(self) -> frozenset[tuple[str, int | bool]]:
@@ -168,7 +172,17 @@ def _read_row(row: Mapping[str, str]) -> KnownModel:
         latent={name: numbers[name] for name in latent if name in numbers} if "kv_lora_rank" in numbers else {},
         windowed_layers=numbers.get("windowed_layers", 0),
         window=numbers.get("window", 0),
+        features=_list_features(row["family"], numbers),
     )
+
+
+def _list_features(family: str, numbers: Mapping[str, int]) -> dict[str, bool | str | int]:
+    """The features of its family that need no number, and its windows."""
+    found = load_families().find(family)
+    has = {name: value for name, value in (found.has if found else {}).items() if name != "learned_positions"}
+    if not (numbers.get("windowed_layers") and numbers.get("window")):
+        return has
+    return {**has, "sliding_window": numbers["window"], "windowed_layers": numbers["windowed_layers"]}
 
 
 def _all_names(model: KnownModel) -> Iterable[str]:

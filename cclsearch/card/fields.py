@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from cclsearch.card.hardware import PRECISIONS
-from cclsearch.card.model import Inferred
+from cclsearch.card.model import LATENT, Inferred
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 
@@ -111,6 +111,7 @@ class FieldKind(Enum):
     PHASE = ("training or inference", "training", lambda value: _PHASES.get((_read_text(value) or "").lower()))
     TASK = ("the name of a task", "training", lambda value: (_read_text(value) or "").lower() or None)
     AXES = ("a list of whole numbers", "[4,4]", _read_list(_read_count, 3))
+    BALANCE = ("aux_loss, bias or none", "aux_loss", {name: name for name in ("aux_loss", "bias", "none")}.get)
     RATES = ("a number above 0, or a mapping of dtypes to such numbers", "N", _read_rates)
 
     def __init__(self, words: str, sample: str, read: Callable[[Any], Any]) -> None:
@@ -203,6 +204,13 @@ FIELDS: tuple[CardField, ...] = (
     _arch("vocab_size", FieldKind.COUNT, required=True, maximum=1e8),
     _arch("tied_embeddings", FieldKind.SWITCH, "tie_word_embeddings"),
     _arch("gated_mlp", FieldKind.SWITCH),
+    *(_arch(name, FieldKind.SWITCH) for name in ("qk_norm", "qkv_bias", "linear_bias", "post_norms")),
+    *(
+        _arch(name, FieldKind.COUNT)
+        for name in (*LATENT, "learned_positions", "sliding_window", "windowed_layers", "index_topk")
+    ),
+    _arch("mtp_layers", FieldKind.COUNT0, "num_nextn_predict_layers", maximum=100),
+    _arch("router_balance", FieldKind.BALANCE),
     _arch("num_params", FieldKind.PARAMETERS, "total_params", maximum=1e16),
     _count_note("num_params_embedding"),
     _count_note("num_params_active", "num_active_params"),

@@ -1,54 +1,38 @@
-"""The model of a workload card from the `config.json` of a Hugging Face model."""
+"""The model of a workload card from the `config.json` of a Hugging Face model; `families.yaml` has its families."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cclsearch.card.arch import count_parameters
+from cclsearch.card.catalogue import MAX_OF_ANOTHER_KIND, find_by_name, find_by_shape
+from cclsearch.card.families import Family, load_families
 from cclsearch.card.fields import read_number
 from cclsearch.card.model import make_model
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, read_job_json
-from cclsearch.core.text import one_line
+from cclsearch.core.text import guess_name, one_line
 
 CONFIG_FILE = "config.json"
 MAX_BYTES = 4 * 2**20
-
-_DENSE = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "olmo", "olmo2", "olmo3", "granite", "smollm3"),
-    *("internlm2", "internlm", "cohere", "glm4", "baichuan", "mimo", "ministral", "hunyuan_v1_dense", "seed_oss"),
-    *("exaone4", "helium", "ernie4_5"),
-)
-_NOT_GATED = ("gpt2", "gpt_neox", "gpt_neo", "gptj", "opt", "phi", "starcoder2", "bloom", "falcon", "apertus", "arcee")
-_MOE = (
-    *("mixtral", "qwen2_moe", "qwen3_moe", "deepseek", "deepseek_v2", "deepseek_v3", "kimi_k2", "gpt_oss"),
-    *("llama4_text", "olmoe", "phimoe", "granitemoe", "glm4_moe", "minimax", "minimax_m2", "ernie4_5_moe"),
-    *("flex_olmo", "dots1"),
-)
-FAMILIES = frozenset((*_DENSE, *_NOT_GATED, "stablelm", *_MOE))
-"""Values of `model_type` whose layers the fields of a card describe."""
 _NESTED = ("text_config", "language_config", "llm_config")
 """Sections with the language model of a model with vision."""
-_NAMES: dict[str, tuple[str, ...]] = {
-    "num_layers": ("num_hidden_layers", "n_layer", "num_layers"),
-    "hidden_size": ("hidden_size", "n_embd"),
-    "num_heads": ("num_attention_heads", "n_head", "num_heads"),
-    "num_kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "head_dim": ("head_dim",),
-    "intermediate_size": ("intermediate_size", "ffn_dim", "n_inner"),
-    "vocab_size": ("vocab_size",),
+_SHAPE = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
+_EXPERTS = ("num_experts", "top_k", "expert_intermediate_size")
+_LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim")
+_ATTENDS = {
+    **dict.fromkeys(("full_attention", "indexed_attention", "deepseek_sparse_attention"), False),
+    **dict.fromkeys(("sliding_attention", "chunked_attention"), True),
 }
-_EXPERT_NAMES: dict[str, tuple[str, ...]] = {
-    "num_experts": ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"),
-    "top_k": ("num_experts_per_tok", "num_experts_per_token", "moe_k"),
-    "expert_intermediate_size": ("moe_intermediate_size", "intermediate_size"),
-    "num_dense_layers": ("first_k_dense_replace", "moe_layer_start_index"),
-}
-_TIED_BY_DEFAULT = frozenset(
-    ("gemma", "gemma2", "gpt2", "gpt_neo", "opt", "bloom", "falcon", "starcoder2", "cohere", "smollm3")
+"""Kinds of layers in `layer_types` -> whether they see a window only."""
+_SHAPES = re.compile(
+    "layer|window|expert|moe|sparse|dense|lora|rank|mamba|ssm|conv|linear_|hybrid|pattern|index|nextn|mtp|altup|laurel"
+    "|shared|block|cross|local|global|gate|gating|period|expand|heads|_dim$|intermediate|bias|attn_|attention_type|hc_"
 )
+"""Names of settings that may change the shape of layers: a file with one that is not read is refused."""
 
 
 def make_hf_card(path: Path) -> dict[str, Any]:
@@ -70,28 +54,42 @@ def make_hf_card(path: Path) -> dict[str, Any]:
 def read_hf_model(path: Path) -> dict[str, Any]:
     """The section `workload.model` of a card for a config.json, or for the folder with it.
 
-    Raises UserError that names the file and each missing or unknown field.
+    Raises UserError that names the file, and each field that is missing or that a card cannot describe.
     """
     file = path / CONFIG_FILE if path.is_dir() else path
     config = _read_config(file)
     nested: Mapping[str, Any] = next((config[name] for name in _NESTED if isinstance(config.get(name), Mapping)), {})
-    config = {**config, **nested}
-    family = str(config.get("model_type", "")).strip()
-    if family not in FAMILIES:
-        raise UserError(
-            f"{file}: model_type {one_line(family, 40)!r} is not known; known: {', '.join(sorted(FAMILIES))}."
-            " Write the card by hand (docs/your-model.md)"
-        )
-    arch = _read_shape(config, family, file)
+    config = {**({} if nested else config), **nested, **{k: config[k] for k in ("_name_or_path",) if k in config}}
+    name = str(config.get("_name_or_path") or "") or file.absolute().parent.name
+    called = one_line(str(config.get("model_type", "")).strip(), 40)
+    family = load_families().find(called)
+    reader = _Reader(config, family or Family(), file)
+    if family is None:
+        reader.refuse(_explain(called, name, reader.read_shape()))
+    arch = reader.read()
     model = make_model(arch)
-    name = str(config.get("_name_or_path") or "") or (file.absolute().parent.name or family)
     dtype = one_line(str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"), 20)
     return {
         "moe": model.moe is not None,
-        "model_family": one_line(name.rstrip("/").split("/")[-1], 80),
+        "model_family": one_line((name or called).rstrip("/").split("/")[-1], 80),
         "precision": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, "bf16"),
-        "model_arch": {"num_params": count_parameters(model), **arch},
+        "model_arch": {"num_params": count_parameters(model.model_copy(update={"mtp_layers": None})), **arch},
     }
+
+
+def _explain(called: str, name: str, shape: Mapping[str, int]) -> str:
+    """Say why no card describes the family, and which row of the catalogue has the model."""
+    known, way = load_families(), "describe it (docs/your-model.md)"
+    why = next(
+        (f"has {what}, which a card cannot describe" for what, names in known.refused.items() if called in names), ""
+    )
+    found = find_by_name(name) or next(iter(find_by_shape(shape)), None)
+    if found is not None:
+        share = count_parameters(make_model(found.fields)) / (found.num_params or 1)
+        way = f"`model_family: {found.name}` takes its shape from the catalogue of models"
+        if abs(share - 1) > MAX_OF_ANOTHER_KIND:
+            way = f"the catalogue's {found.name} has {found.shape_note or 'other layers'} too: no card describes it"
+    return f"model_type {called!r} {why or f'is not known{guess_name(called, known.families)}'}: {way}"
 
 
 def _read_config(file: Path) -> dict[str, Any]:
@@ -106,65 +104,149 @@ def _read_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _read_shape(config: Mapping[str, Any], family: str, file: Path) -> dict[str, Any]:
-    found = {name: _read_count(config, keys, file) for name, keys in _NAMES.items()}
-    heads, hidden = found["num_heads"], found["hidden_size"]
-    if family == "falcon" and config.get("multi_query") and not config.get("new_decoder_architecture"):
-        found["num_kv_heads"] = 1
-    found["num_kv_heads"] = found["num_kv_heads"] or heads
-    if not found["head_dim"] and heads and hidden:
-        found["head_dim"] = hidden // heads
-    if config.get("kv_lora_rank"):
-        found["head_dim"] = _read_count(config, ("v_head_dim",), file) or found["head_dim"]
-        found["num_kv_heads"] = heads
-    experts = _read_experts(config, family, file)
-    if not found["intermediate_size"]:
-        default = 4 * hidden if hidden and family in _NOT_GATED else experts.get("expert_intermediate_size")
-        found["intermediate_size"] = default
-    if family == "llama4_text" and experts:
-        found["intermediate_size"] = _read_count(config, ("intermediate_size_mlp",), file)
-    missing = [_NAMES[name][0] for name, value in found.items() if value is None]
-    if missing:
-        raise UserError(f"{file}: has no {', '.join(missing)}, so it does not say the model's shape")
-    tied = config.get("tie_word_embeddings")
-    return {
-        **found,
-        "tied_embeddings": tied if isinstance(tied, bool) else family in _TIED_BY_DEFAULT,
-        "gated_mlp": family not in _NOT_GATED,
-        **experts,
-    }
+class _Reader:
+    """Reads the fields of `model_arch` from one config.json."""
 
+    def __init__(self, config: Mapping[str, Any], family: Family, file: Path) -> None:
+        self.config, self.family, self.file = config, family, file
+        self.layers = self.count("num_layers") or 0
 
-def _read_experts(config: Mapping[str, Any], family: str, file: Path) -> dict[str, int]:
-    """The expert fields; empty for a dense model."""
-    if family not in _MOE:
-        return {}
-    found = {name: _read_count(config, keys, file) for name, keys in _EXPERT_NAMES.items()}
-    experts = {name: value for name, value in found.items() if value is not None}
-    missing = [_EXPERT_NAMES[name][0] for name in list(_EXPERT_NAMES)[:3] if name not in experts]
-    if missing:
-        raise UserError(f"{file}: has no {', '.join(missing)}, so it does not describe its experts")
-    width = experts["expert_intermediate_size"]
-    shared = _read_count(config, ("shared_expert_intermediate_size",), file)
-    if family == "llama4_text":
-        shared = width
-    shared_experts = _read_count(config, ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts"), file)
-    experts["num_shared_experts"] = shared // width if shared else shared_experts or 0
-    every = _read_count(config, ("interleave_moe_layer_step", "moe_layer_freq", "decoder_sparse_step"), file) or 1
-    layers = _read_count(config, _NAMES["num_layers"], file) or 0
-    if every > 1:
-        experts["num_dense_layers"] = layers - layers // every
-    return experts
+    def read(self) -> dict[str, Any]:
+        """Return the fields; raises UserError for a setting that they cannot express."""
+        self._refuse_unread()
+        found = {name: self.count(name) for name in _SHAPE}
+        heads, hidden = found["num_heads"], found["hidden_size"]
+        if self.config.get("multi_query") and not self.config.get("new_decoder_architecture"):
+            found["num_kv_heads"] = 1
+        found["num_kv_heads"] = found["num_kv_heads"] or heads
+        derived = hidden // heads if heads and hidden and hidden % heads == 0 else None
+        found["head_dim"] = found["head_dim"] or self.family.head_dim or derived
+        latent = self._latent()
+        if latent:
+            found |= {"head_dim": latent.pop("head_dim"), "num_kv_heads": heads}
+        experts = self._experts()
+        if experts and "intermediate_size_mlp" in self.config:
+            found["intermediate_size"] = self.count_of("intermediate_size_mlp")
+        default = 4 * hidden if hidden and not self.family.gated else experts.get("expert_intermediate_size")
+        found["intermediate_size"] = found["intermediate_size"] or default
+        missing = [load_families().names[name][0] for name, value in found.items() if value is None]
+        if missing:
+            self.refuse(f"has no {', '.join(missing)}, so it does not say the model's shape")
+        tied = self.config.get("tie_word_embeddings")
+        switches = {
+            "tied_embeddings": tied if isinstance(tied, bool) else self.family.tied,
+            "gated_mlp": self.family.gated,
+        }
+        return {**found, **switches, **experts, **latent, **self._features()}
 
+    def read_shape(self) -> dict[str, int]:
+        """Return the fields of `SHAPE` that the file states, by the card's names."""
+        return {name: value for name in _SHAPE if (value := self.count(name)) is not None}
 
-def _read_count(config: Mapping[str, Any], keys: tuple[str, ...], file: Path) -> int | None:
-    """The first of these settings that is given, if it is a whole number of 0 or more; 0 is None."""
-    for key in keys:
-        value = config.get(key)
-        if value is None or value == 0 or isinstance(value, list):
-            continue
+    def refuse(self, why: str) -> NoReturn:
+        """Raise UserError that names the file."""
+        raise UserError(f"{self.file}: {why}")
+
+    def count(self, name: str) -> int | None:
+        """The number of the first of this field's settings that is given and not 0."""
+        return next(filter(None, map(self.count_of, load_families().names[name])), None)
+
+    def count_of(self, key: str) -> int | None:
+        """A setting that is a whole number, or a list of equal ones; None if it is absent or 0."""
+        value = self.config.get(key)
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            value = value[0]
+        if value is None or value == 0:
+            return None
         number = read_number(value)
         if number is None or not number.is_integer() or number > 1e9:
-            raise UserError(f"{file}: {key} must be a whole number, not {one_line(repr(value), 40)}")
-        return int(number)
-    return None
+            self.refuse(f"{key} must be a whole number, not {one_line(repr(value), 40)}")
+        return int(number or 0)
+
+    def _refuse_unread(self) -> None:
+        known = load_families().read_names()
+        for key, value in self.config.items():
+            same = isinstance(value, list) and all(each == value[0] for each in value)
+            plain = value[0] if same and value else value
+            if key in known or not _SHAPES.search(key) or plain in (None, 0, 1, "", [], {}) or isinstance(plain, float):
+                continue
+            what = f"{key} {one_line(repr(value), 60)} may change the layers, and a card has no field for it"
+            self.refuse(f"{what}: describe the model (docs/your-model.md), or remove the setting if it has no effect")
+
+    def _latent(self) -> dict[str, Any]:
+        """Latent attention as the card's fields; empty without it."""
+        found = {name: self.count(name) for name in (*_LATENT, "qk_nope_head_dim")}
+        if found["kv_lora_rank"] is None:
+            return {}
+        nope, rope = found.pop("qk_nope_head_dim"), found["qk_rope_head_dim"]
+        if not (nope and rope and found["v_head_dim"]):
+            self.refuse("has kv_lora_rank, but not qk_nope_head_dim, qk_rope_head_dim and v_head_dim")
+        given = {name: value for name, value in found.items() if value is not None}
+        return {"head_dim": (nope or 0) + (rope or 0), **given}
+
+    def _experts(self) -> dict[str, int]:
+        """The expert fields; empty for a dense model."""
+        found = {name: self.count(name) for name in _EXPERTS}
+        if not self.family.moe or (found["num_experts"] or 2) < 2:
+            return {}
+        experts = {name: value for name, value in found.items() if value is not None}
+        missing = [load_families().names[name][0] for name in _EXPERTS if name not in experts]
+        if missing:
+            self.refuse(f"has no {', '.join(missing)}, so it does not describe its experts")
+        width = experts["expert_intermediate_size"]
+        shared = width if "intermediate_size_mlp" in self.config else self.count("shared_width")
+        if shared and shared % width:
+            self.refuse(f"has a shared expert of width {shared}, no multiple of the experts' width, {width}")
+        experts["num_shared_experts"] = shared // width if shared else self.count("num_shared_experts") or 0
+        dense = self.layers - sum(self._list_sparse())
+        return {**experts, "num_dense_layers": dense} if dense else experts
+
+    def _list_sparse(self) -> Iterator[bool]:
+        """Whether each layer has experts."""
+        kinds, config = self.config.get("mlp_layer_types"), self.config
+        if isinstance(kinds, list):
+            return (kind != "dense" for kind in kinds)
+        if isinstance(config.get("moe_layers"), list):
+            return (index in config["moe_layers"] for index in range(self.layers))
+        if isinstance(config.get("moe_layer_freq"), list):
+            return (bool(each) for each in config["moe_layer_freq"])
+        stated = [key for key in load_families().names["num_dense_layers"] if isinstance(config.get(key), int)]
+        first = self.count("num_dense_layers") or (0 if stated else self.family.dense_first)
+        step, end = self.count("moe_step") or 1, self.count("moe_end") or self.layers
+        dense = config.get("mlp_only_layers") or ()
+        return (first <= i <= end and (i + 1) % step == 0 and i not in dense for i in range(self.layers))
+
+    def _features(self) -> dict[str, Any]:
+        """Norms, biases, windows, router and positions; those that the model does not have are left out."""
+        found: dict[str, Any] = dict(self.family.has)
+        for key, feature in load_families().switches.items():
+            if isinstance(self.config.get(key), bool):
+                found[feature] = self.config[key]
+        if found.get("learned_positions"):
+            found["learned_positions"] = self.count("learned_positions")
+        windowed = sum(self._list_windowed())
+        if windowed:
+            found |= {"sliding_window": self.count("sliding_window"), "windowed_layers": windowed}
+        found |= {name: self.count(name) for name in ("mtp_layers", "index_topk")}
+        return {name: value for name, value in found.items() if value}
+
+    def _list_windowed(self) -> Iterator[bool]:
+        """Whether each layer sees a window of tokens only."""
+        kinds = self.config.get("layer_types")
+        if isinstance(kinds, list) and (other := sorted({str(k) for k in kinds} - set(_ATTENDS))):
+            number = sum(kind in other for kind in kinds)
+            self.refuse(
+                f"{number} of {len(kinds)} layers are {one_line(', '.join(other), 60)}: a card has no such field"
+            )
+        window = self.count("sliding_window")
+        if window is None or self.config.get("use_sliding_window") is False:
+            return iter(())
+        if isinstance(kinds, list):
+            return (_ATTENDS[kind] for kind in kinds)
+        every = self.family.full_every
+        if (pattern := self.config.get("sliding_window_pattern")) and isinstance(pattern, str):
+            every = len(pattern)
+        elif given := self.count("window_pattern"):
+            every = given
+        start = self.count("window_start") or 0 if "use_sliding_window" in self.config else 0
+        return (index >= start and (not every or (index + 1) % every != 0) for index in range(self.layers))

@@ -204,6 +204,9 @@ def _use(match: _Match, values: dict[str, Any], differing: Mapping[str, tuple[in
             yield infer(values, name, model.fields[name], source)
     for name, (ours, theirs) in differing.items():
         yield note(name, f"is {ours}, and {theirs} in {model.name}: the card's value is used")
+    for name, value in model.features.items():
+        if name not in values:
+            yield infer(values, name, value, source)
     if abs(off) > TOLERANCE or model.shape_note:
         left_out = f": {model.shape_note}" if model.shape_note else ""
         what = f"{model.name} is described as a plain transformer with {off:+.1%} parameters of the model{left_out}"

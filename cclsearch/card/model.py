@@ -45,6 +45,20 @@ class MoEArch(Model):
 
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim")
 """The fields of a model with latent attention."""
+FEATURES = {
+    "qk_norm": "QK norm",
+    "qkv_bias": "biases of queries, keys and values",
+    "linear_bias": "biases of linear layers",
+    "post_norms": "norms after attention and MLP",
+    "learned_positions": "learned positions",
+    "sliding_window": "sliding windows",
+    "kv_lora_rank": "latent attention",
+    "index_topk": "sparse attention by an indexer",
+    "mtp_layers": "multi-token prediction",
+    "router_balance": "balance of the router",
+}
+"""Field that a model may have and a framework may not build -> what it is."""
+_OPTIONAL = frozenset((*FEATURES, *LATENT, "windowed_layers"))
 
 
 class ModelArch(Model):
@@ -70,13 +84,43 @@ class ModelArch(Model):
     """Part of `head_dim` with rotary embedding, which all heads of a key share (latent attention)."""
     v_head_dim: int | None = Field(default=None, ge=1)
     """Width of a value's head; None if it is `head_dim`."""
+    qk_norm: bool = False
+    """Norms of the heads of queries and keys."""
+    qkv_bias: bool = False
+    linear_bias: bool = False
+    """Biases of every linear layer."""
+    post_norms: bool = False
+    """Norms after attention and feed-forward part, besides those before them."""
+    learned_positions: int | None = Field(default=None, ge=1)
+    """Rows of the embedding of positions; None for rotary or other positions without parameters."""
+    sliding_window: int | None = Field(default=None, ge=1)
+    """Tokens that the windowed layers attend to; None if every layer attends to all."""
+    windowed_layers: int | None = Field(default=None, ge=1)
+    """Layers with the window; None for all of them."""
+    mtp_layers: int | None = Field(default=None, ge=1)
+    """Layers of multi-token prediction, besides `num_layers`."""
+    index_topk: int | None = Field(default=None, ge=1)
+    """Tokens that an indexer chooses for each query (DeepSeek-V3.2)."""
+    router_balance: str | None = Field(default=None, pattern="^(aux_loss|bias|none)$")
+    """Balance of the experts' load: an auxiliary loss, a bias of each expert (DeepSeek-V3), or none."""
     num_params: int | None = None
     """Parameters as the card states them; `cclsearch.card.arch.count_parameters` computes them from the widths."""
 
     @model_serializer(mode="wrap")
-    def _leave_out_latent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The fields of latent attention are written only if the model has it: run scripts refuse unknown fields."""
-        return {name: value for name, value in write(self).items() if value is not None or name not in LATENT}
+    def _leave_out_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What a model does not have is not written: run scripts refuse unknown fields."""
+        return {name: value for name, value in write(self).items() if value or name not in _OPTIONAL}
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of `FEATURES` that the model has."""
+        return tuple(name for name in FEATURES if getattr(self, name))
+
+    def without(self, feature: str) -> ModelArch:
+        """The model without one of its features; latent attention becomes attention with heads of `v_head_dim`."""
+        names = LATENT if feature == "kv_lora_rank" else (feature,)
+        plain = {"head_dim": self.v_head_dim} if feature == "kv_lora_rank" else {}
+        return self.model_copy(update={**{name: type(self).model_fields[name].default for name in names}, **plain})
 
 
 def make_model(values: Mapping[str, Any]) -> ModelArch:

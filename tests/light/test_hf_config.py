@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cclsearch.card.hf_config import FAMILIES, make_hf_card
+from cclsearch.card.hf_config import make_hf_card, read_hf_model
 from cclsearch.card.load import card_from_mapping, inspect_mapping
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
@@ -53,6 +53,18 @@ DEEPSEEK_V2_LITE = LLAMA | {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
     "vocab_size": 102400,
+}
+QWEN2 = LLAMA | {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28}
+QWEN3_5 = LLAMA | {  # the shape of Qwen3.5-27B
+    "model_type": "qwen3_5_text",
+    "head_dim": 256,
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
+    "num_attention_heads": 24,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 4,
+    "vocab_size": 248320,
 }
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "vocab_size": 50257}
 
@@ -106,7 +118,15 @@ def test_defaults_of_families_without_those_settings(tmp_path):
         ("{", "is not JSON"),
         ("[1]", "must be an object of settings, not list"),
         ("[" * 100_000, "is not JSON"),
-        (LLAMA | {"model_type": "mamba2"}, "model_type 'mamba2' is not known; known: "),
+        (LLAMA | {"model_type": "mamba2"}, "model_type 'mamba2' has layers of state-space models"),
+        (LLAMA | {"model_type": "lama"}, "model_type 'lama' is not known (did you mean 'llama'?)"),
+        (QWEN3_5, "`model_family: qwen3.5-27b` takes its shape from the catalogue of models"),
+        (QWEN3_5 | {"model_type": "qwen3"}, "48 of 64 layers are linear_attention: a card has no such field"),
+        (LLAMA | {"num_hybrid_things": 3}, "num_hybrid_things 3 may change the layers, and a card has no field for it"),
+        (LLAMA | {"intermediate_size": [1, 2]}, "intermediate_size must be a whole number, not [1, 2]"),
+        (LLAMA | {"num_attention_heads": 96, "head_dim": None}, "has no head_dim"),
+        (DEEPSEEK_V2_LITE | {"qk_nope_head_dim": None}, "has kv_lora_rank, but not qk_nope_head_dim"),
+        (QWEN3_MOE | {"shared_expert_intermediate_size": 1000}, "a shared expert of width 1000, no multiple of"),
         (LLAMA | {"model_type": None}, "model_type 'None' is not known"),
         (LLAMA | {"hidden_size": None}, "has no hidden_size"),
         (LLAMA | {"hidden_size": "wide"}, "hidden_size must be a whole number, not 'wide'"),
@@ -121,6 +141,36 @@ def test_what_is_not_a_known_config_is_one_line(tmp_path, config, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (QWEN3_MOE, {"qk_norm": True, "router_balance": "aux_loss", "qkv_bias": None, "num_dense_layers": None}),
+        (QWEN3_MOE | {"mlp_only_layers": [0, 5, 7]}, {"num_dense_layers": 3}),
+        (QWEN3_MOE | {"decoder_sparse_step": 2}, {"num_dense_layers": 24}),
+        (DEEPSEEK_V2_LITE | {"num_nextn_predict_layers": 1}, {"kv_lora_rank": 512, "head_dim": 192, "mtp_layers": 1}),
+        (DEEPSEEK_V2_LITE | {"moe_layer_freq": [0] * 2 + [1] * 25}, {"num_dense_layers": 2}),
+        (QWEN2, {"qkv_bias": True, "sliding_window": None}),
+        (
+            QWEN2 | {"use_sliding_window": True, "max_window_layers": 20},
+            {"sliding_window": 4096, "windowed_layers": 12},
+        ),
+        (
+            QWEN2 | {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 3 + ["full_attention"] * 29},
+            {"windowed_layers": 3},
+        ),
+        (LLAMA | {"model_type": "gemma3_text", "sliding_window": 512}, {"windowed_layers": 27, "post_norms": True}),
+        (
+            LLAMA | {"model_type": "exaone4", "sliding_window_pattern": "LLLG", "sliding_window": 9},
+            {"windowed_layers": 24},
+        ),
+        (LLAMA | {"attention_bias": True}, {"qkv_bias": True, "qk_norm": None}),
+    ],
+)
+def test_settings_that_change_the_layers_are_read(tmp_path, config, expected):
+    arch = read_hf_model(write(tmp_path, config))["model_arch"]
+    assert {name: arch.get(name) for name in expected} == expected
+
+
 def test_the_command_prints_or_writes_the_card(tmp_path, cli):
     write(tmp_path, QWEN3_MOE)
     printed = yaml.safe_load(cli.out(["card", "from-hf", str(tmp_path)]))
@@ -132,4 +182,3 @@ def test_the_command_prints_or_writes_the_card(tmp_path, cli):
     assert main(["card", "from-hf", str(tmp_path / "none")]) == 2
     assert main(["space", "--workload", str(out)]) == 2
     assert "states no hardware and no batch_size and no seq_len: give" in cli.out(["card", "check", str(out)])
-    assert {"mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "llama4_text", "olmoe"} <= FAMILIES

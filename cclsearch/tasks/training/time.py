@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cclsearch.card.arch import count_parts, score_width
+from cclsearch.card.arch import attention_span, count_parts, score_width
 from cclsearch.card.model import Card
 from cclsearch.tasks.machine import Machine
 from cclsearch.tasks.training.layer_time import gemm_seconds, launch_seconds, layer_bytes
@@ -148,7 +148,7 @@ def time_on(card: Card, layout: Layout, machine: Machine, network: Network) -> T
     layers = layout.stage_layers
     h, half_rate = arch.hidden_size, machine.half_flops_per_s
     # [M] eq. 3, attention matrix: half of it is masked, but only fused kernels skip that half
-    sequence, width = card.number("seq_len"), score_width(arch)
+    sequence, width = attention_span(arch, card.number("seq_len")), score_width(arch)
     attention = 6.0 * tokens * sequence * width * layers / layout.tp / (half_rate * ATTENTION_PEAK_SHARE)
     attention = attention * layout.attention_slowness * (1 + layout.plain_attention)
     head = 6.0 * tokens * h * arch.vocab_size / layout.tp / (half_rate * machine.gemm_share)
