@@ -176,7 +176,7 @@ def _read_row(row: Mapping[str, str]) -> KnownModel:
     )
 
 
-def _list_features(family: str, numbers: Mapping[str, int]) -> dict[str, bool | str | int]:
+def _list_features(family: str, numbers: Mapping[str, int]) -> Mapping[str, bool | str | int]:
     """The features of its family that need no number, and its windows."""
     found = load_families().find(family)
     has = {name: value for name, value in (found.has if found else {}).items() if name != "learned_positions"}
