@@ -125,8 +125,8 @@ FRAMEWORKS := .venv-frameworks/bin/pip --disable-pip-version-check --retries 10 
 	$(FRAMEWORKS) --no-build-isolation --constraint tests/constraints.txt deepspeed==0.19.8  # a source package, built with torch
 	@touch $@
 
-fuzz-native: $(VENV)/.installed-dev  ## damaged traces through the scanner in C, built with sanitizers (3 minutes)
-	$(BIN)/python tests/fuzz_native.py
+fuzz-native: $(VENV)/.installed-dev  ## damaged traces through the scanner in C, built with sanitizers (3 minutes); ARGS="--traces FOLDER" for real ones
+	$(BIN)/python tests/fuzz_native.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-frameworks .mypy_cache .ruff_cache .pytest_cache build dist

@@ -1,15 +1,17 @@
 """Fuzzes the trace scanner in C: built with the address and undefined-behaviour sanitizers, compared with Python.
 
-    python tests/fuzz_native.py [--seconds 180] [--seed 0]
+    python tests/fuzz_native.py [--seconds 180] [--seed 0] [--traces FOLDER]
 
-Traces are damaged at random (odd values, members twice, cut and copied text, broken bytes) and read in blocks of
-several sizes, by C in one and in two threads and by Python alone: tables and reports must be equal. Every text is also
-scanned as one piece of exactly its length. The exit code is 1 if a table differs or a sanitizer stops the process.
+Written traces, or pieces of the folder's real ones, are damaged at random (odd values, members twice, cut and copied
+text, broken bytes) and read in blocks of several sizes, by C in one and in two threads and by Python alone: tables and
+reports must be equal. Every text is also scanned as one piece of exactly its length. The exit code is 1 if a table
+differs or a sanitizer stops the process.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -27,7 +29,11 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined",
 BLOCKS = (700, 2000, 9000, 1 << 19)
 
 
-def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
+MAX_EVENTS = 250
+"""Events in a piece of a real trace: it is read three times in each round."""
+
+
+def fuzz(library: Path, seconds: float, seed: int, traces: Path | None = None) -> dict[str, int]:
     """Return how many damaged traces were read, and how many of their tables differ."""
     import trace_writer as write
     from test_trace_native import rich_events, with_long_times
@@ -44,6 +50,7 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
     document = write.kineto_document(rich_events())
     texts = [write.layout_kineto(document), json.dumps(document, ensure_ascii=False), json.dumps(document, indent=1)]
     texts += [json.dumps(document, separators=(",", ":")), with_long_times(texts[0])]
+    texts = _real_texts(traces, random.Random(seed)) if traces else texts
     pieces = [_events_of(text) for text in texts]
     counts = {"traces": 0, "pieces": 0, "accepted": 0, "differences": 0}
     scan = scanner.PieceScanner.scan
@@ -82,6 +89,20 @@ def fuzz(library: Path, seconds: float, seed: int) -> dict[str, int]:
     return counts
 
 
+def _real_texts(folder: Path, draw: random.Random) -> list[str]:
+    """Return some consecutive events of each Kineto trace below a folder, four times, laid out as Kineto does."""
+    import trace_writer as write
+
+    texts = []
+    for path in sorted(folder.glob("**/rank*.json*")):
+        document = json.loads((gzip.decompress if path.suffix == ".gz" else bytes)(path.read_bytes()))
+        events = document.get("traceEvents", ())
+        for _ in range(4 if len(events) else 0):
+            start = draw.randrange(max(1, len(events) - MAX_EVENTS))
+            texts.append(write.layout_kineto({**document, "traceEvents": events[start : start + MAX_EVENTS]}))
+    return texts
+
+
 def _events_of(text: str) -> str:
     """Return the bracket and the events of a trace, without the bracket that closes the list."""
     start = text.index("[", text.index('"traceEvents"'))
@@ -94,10 +115,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--traces", type=Path, help="folder with real Kineto traces to damage")
     parser.add_argument("--library", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.library:
-        print(json.dumps(fuzz(arguments.library, arguments.seconds, arguments.seed)))
+        print(json.dumps(fuzz(arguments.library, arguments.seconds, arguments.seed, arguments.traces)))
         return 0
     from cclsearch.trace.readers.native.build import compile_scanner
 
@@ -119,7 +141,7 @@ def _run(library: Path, arguments: argparse.Namespace) -> int:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, __file__, "--library", str(library), "--seconds", str(arguments.seconds)]
-    command += ["--seed", str(arguments.seed)]
+    command += ["--seed", str(arguments.seed), *(("--traces", str(arguments.traces)) if arguments.traces else ())]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         print(f"the fuzzed process ended with exit code {done.returncode}", file=sys.stderr)
