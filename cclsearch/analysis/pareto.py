@@ -12,7 +12,7 @@ from cclsearch.charts.pareto import FrontPoint
 from cclsearch.core.errors import TrialError, UserError
 from cclsearch.core.values import Config, Provenance
 from cclsearch.loop.sweep import Sweep, describe_sweep, drop_weights, make_pareto_objective, read_sweep, trade_off
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import Trial, TrialState
 from cclsearch.report.certainty import list_spreads
 from cclsearch.report.gather import describe_work, metrics_of
 from cclsearch.report.pareto import ParetoPage
@@ -204,7 +204,7 @@ def _interval(measured: _Measured, objective: Objective) -> tuple[float, float] 
     state = measured.run.state
     runs = state.losses_by_config()
     own = runs.pop(measured.trial.config, [value] * measured.runs)
-    noise = estimate_noise(list(runs.values()), list_spreads(state.trials.values()), own=[own])
+    noise = estimate_noise(list(runs.values()), list_spreads(state.trials.select(TrialState.ADMITTED)), own=[own])
     interval = confidence_interval([value] * measured.runs, noise)
     return interval.low, interval.high
 

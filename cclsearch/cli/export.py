@@ -12,7 +12,7 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import count_of, plain
 from cclsearch.export.ccl_bench import list_left_out, write_entries
 from cclsearch.export.tables import write_csv, write_optuna, write_parquet
-from cclsearch.record.trial import Trial, count_states, describe_counts
+from cclsearch.record.trial import Trial, describe_counts
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
 from cclsearch.tracking.base import open_targets
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.to == "parquet":
         write_parquet(loaded, path)
     url = write_optuna(loaded, path) if args.to == "optuna" else None
-    say(f"wrote {path}: {describe_counts(count_states(loaded.state.trials.values()))}")
+    say(f"wrote {path}: {describe_counts(loaded.state.trials.counts)}")
     if url:
         say(f"open with: optuna-dashboard {url}")
     return EXIT_OK
@@ -56,7 +56,7 @@ def _write_to_trackers(run: Run, args: argparse.Namespace) -> int:
     failed = {problem.partition(" writes no more")[0] for problem in problems}
     for target in targets:
         if f"--log-to {target.name}" not in failed:
-            say(f"wrote {describe_counts(count_states(run.state.trials.values()))} to {redact(target.text)}")
+            say(f"wrote {describe_counts(run.state.trials.counts)} to {redact(target.text)}")
     return EXIT_FAILED if problems else EXIT_OK
 
 

@@ -14,13 +14,14 @@ from cclsearch.core.terminal import print_wrapped
 from cclsearch.core.text import count_of, one_line, plain
 from cclsearch.propose.agent.arbiter.states import format_moves
 from cclsearch.propose.events import ArbiterMove, LlmTurn, leave_out_outdated
-from cclsearch.record.trial import TrialState, count_states, describe_counts
+from cclsearch.record.event import Event, TrialFinished, TrialRevised
+from cclsearch.record.trial import TrialState, describe_counts
 from cclsearch.report.figures import find_figure
 from cclsearch.report.summary import best_as_json, summarize_run
 from cclsearch.report.terminal import describe_result, result_text
 from cclsearch.run.annotations import read_annotations
 from cclsearch.run.catalog import find_run, list_runs, name_run
-from cclsearch.run.folder import load_run, load_runs, resume_command
+from cclsearch.run.folder import RunFollower, load_run, load_runs, resume_command
 from cclsearch.tasks.base import task_of
 
 
@@ -58,7 +59,7 @@ def _list_all(folders: list[Path], *, as_json: bool) -> None:
             rows.append({"run": folder.name, "standing": "unreadable", "why": str(error)})
             lines.append(f"{folder.name}  unreadable: {one_line(str(error))}")
             continue
-        best, ends = run.state.best, count_states(run.state.trials.values())
+        best, ends = run.state.best, run.state.trials.counts
         rows.append(
             {
                 "run": folder.name,
@@ -80,9 +81,18 @@ def _list_all(folders: list[Path], *, as_json: bool) -> None:
 
 
 def _show_one(folder: Path, *, as_json: bool) -> None:
-    run = load_run(folder)
+    lines: dict[int, str] = {}
+
+    def describe(event: Event) -> None:
+        """Describe a trial when it ends, while it is in memory: later it would be read once more."""
+        if isinstance(event, TrialFinished | TrialRevised):
+            lines[event.trial] = plain(describe_result(follower.state.trials[event.trial], figure))
+
+    follower = RunFollower(folder)
+    figure = find_figure(follower.spec)
+    run = follower.read(describe)
     state, spec = run.state, run.spec
-    figure, reported = find_figure(spec), leave_out_outdated(run.state.reported)
+    reported = leave_out_outdated(state.reported)
     total = max(spec.limits.budget, state.budget_raised_to)
     if as_json:
         best = best_as_json(spec, state, folder)
@@ -95,9 +105,8 @@ def _show_one(folder: Path, *, as_json: bool) -> None:
         facts = {"run": spec.run_id, "standing": run.status, "budget": total, "spent": state.num_spent}
         print(json.dumps({**facts, "best": best, "trials": trials, "notes": notes, "damage": state.damage}))
         return
-    failures = [trial.outcome.failure for trial in state.trials.values() if trial.outcome and trial.outcome.failure]
-    lost = sum(failure.kind.is_infrastructure for failure in failures)
-    unjudged = len(state.unjudged)
+    lost = sum(b.failure is not None and b.failure.is_infrastructure for b in state.trials.briefs.values())
+    unjudged = sum(brief.state is TrialState.UNJUDGED for brief in state.trials.briefs.values())
     listed = [count_of(n, noun) for n, noun in ((lost, "infrastructure failure"), (unjudged, "judging error")) if n]
     uncounted = f" ({' and '.join(listed)} {'does' if lost + unjudged == 1 else 'do'} not count)" if listed else ""
     print(f"{spec.run_id}: {run.status}; {state.num_spent} of {total} trials used{uncounted}; {spec.proposers}")
@@ -105,8 +114,8 @@ def _show_one(folder: Path, *, as_json: bool) -> None:
         print_wrapped(line)
     for line in spec.banner:
         print_wrapped(f"note: {line}")
-    for trial in sorted(state.trials.values(), key=lambda trial: trial.number):
-        print(plain(describe_result(trial, figure)))
+    for number in sorted(state.trials):
+        print(lines.get(number) or plain(describe_result(state.trials[number], figure)))
     for line in format_moves(reported):
         print(line)
     for event in [event for event in reported if not isinstance(event, ArbiterMove | LlmTurn)][-5:]:

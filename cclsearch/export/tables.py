@@ -16,7 +16,7 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value
 from cclsearch.propose.events import LlmTurn
-from cclsearch.record.trial import TrialState, count_states
+from cclsearch.record.trial import TrialState
 from cclsearch.report.data import RunPage
 from cclsearch.report.figures import find_figure
 from cclsearch.report.gather import TOKENS, gather_run
@@ -181,7 +181,7 @@ class _Searches:
         for run in self._runs:
             spec, state = run.spec, run.state
             labels = [_label(text) for text in (spec.run_id, spec.workload, spec.framework, spec.provenance.value)]
-            counts = count_states(state.trials.values())
+            counts = state.trials.counts
             for kind in TrialState:
                 trials.add_metric([*labels, kind.value], counts[kind])
             budget.add_metric(labels, max(spec.limits.budget, state.budget_raised_to))

@@ -245,7 +245,7 @@ def _measure_baseline(writer: RunWriter, session: Session, deadline_s: float) ->
     config = session.spec.baseline
     while config is not None and not _must_stop(writer, session, deadline_s):
         own = writer.state.own_baseline
-        is_lost = own is not None and own.outcome is not None and find_state(own) is TrialState.LOST
+        is_lost = own is not None and own.outcome is not None and find_state(own.outcome) is TrialState.LOST
         if own is None or is_lost:
             text = "the configuration to compare with (--baseline)"
             if not _record_if_allowed(writer, session, Proposal(config, "baseline", text), Purpose.BASELINE):

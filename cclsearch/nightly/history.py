@@ -163,7 +163,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
     for trial in run.state.trials.values():
         if trial.outcome is not None and (trial.finished_s or 0.0) < since_s:
             continue
-        found[find_state(trial)].append(trial)
+        found[find_state(trial.outcome)].append(trial)
         value = run.state.corrected_loss(trial.number)
         if value is not None and trial.outcome is not None and _has_own_losses(run.spec):
             measured = trial.outcome.metrics.get(figure.name)

@@ -89,7 +89,6 @@ class RunState:
     """Numbers of the ranked trials, in order of finishing."""
     controls: set[int] = field(default_factory=set)
     """Numbers of the controls that were proposed."""
-    _repeats: set[int] = field(default_factory=set)
     _resumed_at: int = 0
     """Highest trial number when the search was last resumed."""
     _num_finished_before: int = 0
@@ -124,7 +123,7 @@ class RunState:
             self.begun_s = event.time_s
         self._apply(event)
         if number is not None:
-            self.trials.add_line(number, offset)
+            self.trials.add_line(number, offset, event)
 
     @property
     def damage(self) -> tuple[str, ...]:
@@ -280,12 +279,9 @@ class RunState:
             raise ValueError(f"trial {number} was proposed twice, and this may be about either configuration")
 
     def _propose(self, event: TrialProposed) -> None:
-        is_paid = event.purpose in PAID
-        self.trials.propose(event.trial, event.config, is_search=event.purpose is Purpose.SEARCH, is_paid=is_paid)
+        self.trials.propose(event)
         self._open[event.trial] = None
-        self.num_spent += is_paid
-        if event.purpose is Purpose.REPEAT:
-            self._repeats.add(event.trial)
+        self.num_spent += event.purpose in PAID
         if event.purpose is Purpose.CONTROL:
             self.controls.add(event.trial)
         if event.purpose is Purpose.BASELINE:
@@ -297,9 +293,9 @@ class RunState:
         before = self.trials.briefs[number]
         is_search, is_revised = before.is_search, before.is_finished
         is_unjudged = outcome.failure is not None and outcome.failure.kind is FailureKind.JUDGING_ERROR
-        costs = (is_search or number in self._repeats) and not failed and not is_unjudged
+        costs = before.purpose in PAID and not failed and not is_unjudged
         self.num_spent += costs - before.costs_budget
-        self.trials.finish(number, costs_budget=costs, loss=outcome.loss if outcome.is_ranked else None)
+        self.trials.finish(number, outcome, costs_budget=costs)
         self.windows.take(number, outcome)
         self._unjudged.pop(number, None)
         if is_unjudged:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from cclsearch.core.text import count_of
 from cclsearch.core.timestamps import BootMoment
@@ -109,10 +110,15 @@ def fold_trial(events: Iterable[Event]) -> Trial:
     """Fold the events of a trial, which begin with its proposal; other kinds of events are ignored."""
     trial: Trial | None = None
     for event in events:
-        trial = _open(event) if isinstance(event, TrialProposed) else _apply(trial, event)
+        trial = fold_event(trial, event)
     if trial is None:
         raise ValueError("a trial's events begin with its proposal")
     return trial
+
+
+def fold_event(trial: Trial | None, event: Event) -> Trial | None:
+    """Return the trial after its next event; None before its proposal."""
+    return _open(event) if isinstance(event, TrialProposed) else _apply(trial, event)
 
 
 def _open(event: TrialProposed) -> Trial:
@@ -134,7 +140,7 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
         return None
     match event:
         case TrialSubmitting():
-            return replace(
+            return _change(
                 trial,
                 attempt=event.attempt,
                 nonce=event.nonce,
@@ -146,13 +152,13 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
                 handle=None,
             )
         case TrialWindow():
-            return replace(trial, timed=(*trial.timed, event.window))
+            return _change(trial, timed=(*trial.timed, event.window))
         case TrialSubmitted():
-            return replace(trial, attempt=event.attempt, handle=event.handle)
+            return _change(trial, attempt=event.attempt, handle=event.handle)
         case TrialRetried():
-            return replace(_end_attempt(trial, event.time_s), handle=None, retries=(*trial.retries, event))
+            return _change(_end_attempt(trial, event.time_s), handle=None, retries=(*trial.retries, event))
         case TrialFinished():
-            return replace(
+            return _change(
                 _end_attempt(trial, event.time_s),
                 attempt=event.attempt,
                 handle=None,
@@ -163,15 +169,22 @@ def _apply(trial: Trial | None, event: Event) -> Trial | None:
         case TrialRevised():
             finished_s = event.time_s if trial.finished_s is None else trial.finished_s
             revisions = (*trial.revisions, event)
-            return replace(trial, handle=None, outcome=event.outcome, finished_s=finished_s, revisions=revisions)
+            return _change(trial, handle=None, outcome=event.outcome, finished_s=finished_s, revisions=revisions)
         case _:
             return trial
+
+
+def _change(trial: Trial, **changes: Any) -> Trial:
+    """As `dataclasses.replace`, in a fifth of the time: a ledger has as many changes as lines."""
+    changed = object.__new__(Trial)
+    changed.__dict__.update(trial.__dict__, **changes)
+    return changed
 
 
 def _end_attempt(trial: Trial, end_s: float) -> Trial:
     if trial.attempt_s is None:
         return trial
-    return replace(trial, attempt_s=None, spans=(*trial.spans, (trial.attempt_s, max(end_s, trial.attempt_s))))
+    return _change(trial, attempt_s=None, spans=(*trial.spans, (trial.attempt_s, max(end_s, trial.attempt_s))))
 
 
 class TrialState(StrEnum):
@@ -190,15 +203,14 @@ class TrialState(StrEnum):
     """It runs, or runs again when the search is continued."""
 
 
-def find_state(trial: Trial) -> TrialState:
-    """The state of a trial by its latest evaluation."""
-    outcome = trial.outcome
+def find_state(outcome: Outcome | None) -> TrialState:
+    """The state of a trial by its latest evaluation; None has no outcome."""
     if outcome is None:
         return TrialState.UNFINISHED
     if outcome.failure is None and outcome.is_pruned:
         return TrialState.PRUNED
     if outcome.failure is None:
-        return TrialState.REFUSED if trial.loss is None else TrialState.ADMITTED
+        return TrialState.ADMITTED if outcome.is_ranked else TrialState.REFUSED
     if outcome.failure.kind is FailureKind.JUDGING_ERROR:
         return TrialState.UNJUDGED
     return TrialState.FAILED if outcome.failure.kind.counts else TrialState.LOST
@@ -206,7 +218,7 @@ def find_state(trial: Trial) -> TrialState:
 
 def count_states(trials: Iterable[Trial]) -> Counter[TrialState]:
     """State -> number of trials; confirmations, controls and references count, those that compute another again not."""
-    return Counter(find_state(trial) for trial in trials if trial.recomputes is None)
+    return Counter(find_state(trial.outcome) for trial in trials if trial.recomputes is None)
 
 
 def describe_counts(counts: Mapping[TrialState, int]) -> str:

@@ -5,37 +5,49 @@ Memory holds only what the fold needs of a trial; the trial itself, some ten tim
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cclsearch.core.errors import UserError, reading_from
-from cclsearch.core.values import Config
+from cclsearch.core.values import FailureKind
 from cclsearch.propose.observations import Observation
-from cclsearch.record.event import Purpose, decode_line
-from cclsearch.record.trial import Trial, fold_trial
+from cclsearch.record.event import PAID, Event, Purpose, TrialProposed, decode_line
+from cclsearch.record.trial import Trial, TrialState, find_state, fold_event, fold_trial
 from cclsearch.scoring.outcome import ClusterWindow, Outcome
 from cclsearch.space.table import Space
 from cclsearch.stats.drift import WindowRatio, estimate_drift
 
 MAX_CACHED = 256
-"""Trials in memory after they were read."""
+"""Trials in memory, of those that changed or were read last."""
 
 
 @dataclass(slots=True)
 class TrialBrief:
     """The part of a trial that the fold needs."""
 
-    is_search: bool
-    """Whether the search proposed the trial (not a confirmation)."""
+    purpose: Purpose
     costs_budget: bool
     config_key: int
     """Equal for all trials of one configuration."""
-    is_finished: bool = False
+    recomputes: int | None = None
+    """`Trial.recomputes`."""
+    state: TrialState = TrialState.UNFINISHED
+    failure: FailureKind | None = None
     loss: float | None = None
     """The loss used for ranking; None if it is not ranked (yet)."""
     offsets: list[int] = field(default_factory=list)
     """Offset in the ledger of each of its lines."""
+
+    @property
+    def is_search(self) -> bool:
+        """Whether the search proposed the trial (not a confirmation)."""
+        return self.purpose is Purpose.SEARCH
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state is not TrialState.UNFINISHED
 
 
 class TrialTable(Mapping[int, Trial]):
@@ -58,13 +70,7 @@ class TrialTable(Mapping[int, Trial]):
         self._observations: dict[int, Observation] = {}
 
     def __getitem__(self, number: int) -> Trial:
-        trial = self._cache.get(number)
-        if trial is None:
-            trial = self._read(self.briefs[number])
-            if len(self._cache) >= MAX_CACHED:
-                self._cache.clear()
-            self._cache[number] = trial
-        return trial
+        return self._cache.get(number) or self._remember(number, self._read(self.briefs[number]))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.briefs)
@@ -75,22 +81,36 @@ class TrialTable(Mapping[int, Trial]):
     def __contains__(self, number: object) -> bool:
         return number in self.briefs
 
-    def propose(self, number: int, config: Config, *, is_search: bool, is_paid: bool) -> None:
-        """Add a trial without lines; its number is new."""
-        self.briefs[number] = TrialBrief(is_search, is_paid, int(config.digest, 16))
+    @property
+    def counts(self) -> Counter[TrialState]:
+        """`count_states` of all trials, without reading them from the ledger."""
+        return Counter(brief.state for brief in self.briefs.values() if brief.recomputes is None)
 
-    def add_line(self, number: int, offset: int) -> None:
+    def select(self, *states: TrialState) -> Iterator[Trial]:
+        """Yield the trials in one of these states, in the order of the proposals; others are not read."""
+        return (self[number] for number, brief in self.briefs.items() if brief.state in states)
+
+    def propose(self, event: TrialProposed) -> None:
+        """Add a trial without lines; its number is new."""
+        purpose, key = event.purpose, int(event.config.digest, 16)
+        self.briefs[event.trial] = TrialBrief(purpose, purpose in PAID, key, event.recomputes)
+
+    def add_line(self, number: int, offset: int, event: Event) -> None:
         """Add a line of that trial, which begins at `offset` in the ledger."""
         self.briefs[number].offsets.append(offset)
-        self._cache.pop(number, None)
+        changed = fold_event(self._cache.pop(number, None), event)
+        if changed is not None:  # the first line is its proposal; the others follow soon, or it was dropped meanwhile
+            self._remember(number, changed)
 
-    def finish(self, number: int, *, costs_budget: bool, loss: float | None) -> None:
-        """Take over the outcome of a trial that finished or was revised; `loss` is None if it is not ranked."""
+    def finish(self, number: int, outcome: Outcome, *, costs_budget: bool) -> None:
+        """Take over the outcome of a trial that finished or was revised."""
         entry = self.briefs[number]
         if not entry.is_finished:
             self.finish_order.append(number)
         self._unobserved.append(number)
-        entry.is_finished, entry.costs_budget, entry.loss = True, costs_budget, loss
+        entry.state, entry.costs_budget = find_state(outcome), costs_budget
+        entry.failure = outcome.failure.kind if outcome.failure else None
+        entry.loss = outcome.loss if outcome.is_ranked else None
 
     def observe(self, space: Space | None = None) -> tuple[Observation, ...]:
         """Return the finished trials as a proposer sees them: sorted by number, without infrastructure failures.
@@ -107,6 +127,12 @@ class TrialTable(Mapping[int, Trial]):
                 self._observations[number] = observation
         self._unobserved = []
         return tuple(self._observations[number] for number in sorted(self._observations))
+
+    def _remember(self, number: int, trial: Trial) -> Trial:
+        if len(self._cache) >= MAX_CACHED:
+            self._cache.clear()
+        self._cache[number] = trial
+        return trial
 
     def _read(self, entry: TrialBrief) -> Trial:
         assert self._path is not None, "trials come from a ledger"

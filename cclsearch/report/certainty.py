@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cclsearch.core.values import Provenance
 from cclsearch.record.state import RunState
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import Trial, TrialState
 from cclsearch.stats.noise import (
     ConfidenceInterval,
     Noise,
@@ -53,7 +53,8 @@ def estimate_certainty(state: RunState, provenance: Provenance) -> Certainty | N
     runs = state.losses_by_trial()
     own = runs[best.number]
     groups = [losses for number, losses in runs.items() if number != best.number]
-    noise = estimate_noise(groups, list_spreads(state.trials.values()), own=[own]).widened(state.window_errors)
+    spreads = list_spreads(state.trials.select(TrialState.ADMITTED))
+    noise = estimate_noise(groups, spreads, own=[own]).widened(state.window_errors)
     others = sorted((number for number in runs if number != best.number), key=lambda n: sum(runs[n]) / len(runs[n]))
     beaten = {n for n in others if is_better(own, runs[n], noise)}
     return Certainty(

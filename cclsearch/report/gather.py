@@ -11,7 +11,7 @@ from cclsearch.charts.trials import NeighborPoint
 from cclsearch.core.text import show_number
 from cclsearch.core.values import Provenance, Value, format_knob_value
 from cclsearch.propose.events import LlmTurn, find_withdrawn, leave_out_outdated
-from cclsearch.record.trial import Trial, TrialState, count_states, describe_counts
+from cclsearch.record.trial import Trial, TrialState, describe_counts
 from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import RunPage
 from cclsearch.report.evidence import gather_environment, gather_turns, read_script
@@ -58,7 +58,7 @@ def gather_run(run: Run) -> RunPage:
         banner=tuple(clean(line) for line in spec.banner),
         damage=tuple(clean(line) for line in state.damage),
         trials=rows,
-        counts=describe_counts(count_states(state.trials.values())),
+        counts=describe_counts(state.trials.counts),
         best=best.number if best else None,
         baseline=baseline.number if baseline else None,
         facts=_gather_facts(run, rows),
@@ -129,7 +129,7 @@ def _gather_facts(run: Run, rows: tuple[TrialRow, ...]) -> tuple[tuple[str, str]
         shown = [task.metric(name) for name in task.highlights if name in metrics]
         shown.sort(key=lambda metric: metric.unit == "fraction")
         facts += [(metric.words, show_value(metric, metrics[metric.name])) for metric in shown]
-    ends = count_states(run.state.trials.values())
+    ends = run.state.trials.counts
     facts.append(("trials admitted", f"{ends[TrialState.ADMITTED]} of {ends.total()}"))
     facts.append(("configurations in the space", f"{spec.space_size:,}"))
     return tuple(facts)

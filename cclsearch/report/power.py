@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cclsearch.core.errors import UserError
 from cclsearch.record.state import RunState
+from cclsearch.record.trial import TrialState
 from cclsearch.run.spec import RunSpec
 from cclsearch.tasks.base import task_of
 
@@ -22,7 +23,7 @@ def describe_power_limit(spec: RunSpec, state: RunState, limit_w: float) -> list
     rate = task_of(spec.card).rate
     if rate is None:
         raise UserError(f"task {spec.card.task} has no metric of work per second: a power limit says nothing of it")
-    ranked = [(t.number, t.outcome.metrics) for t in state.trials.values() if t.loss is not None and t.outcome]
+    ranked = [(t.number, t.outcome.metrics) for t in state.trials.select(TrialState.ADMITTED) if t.outcome]
     known = {number: found for number, found in ranked if POWER in found and rate in found}
     if not known:
         raise UserError(f"no ranked trial has {POWER}: their run script recorded no energy (docs/trial-contract.md)")

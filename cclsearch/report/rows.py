@@ -134,7 +134,7 @@ def make_row(trial: Trial, figure: ObjectiveFigure, primary: str, clean: Callabl
         config=dict(trial.config),
         proposer=clean(trial.proposer),
         purpose=trial.purpose,
-        state=find_state(trial),
+        state=find_state(trial.outcome),
         result=clean(result_text(trial, figure)),
         reason=clean(trial.reason),
         failure_kind=failure.kind.value if failure else "",

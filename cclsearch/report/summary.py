@@ -15,7 +15,7 @@ from cclsearch.core.values import Provenance
 from cclsearch.propose.events import NOTHING_LEFT, Note
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
-from cclsearch.record.trial import Trial, count_states, describe_counts
+from cclsearch.record.trial import Trial, TrialState, describe_counts
 from cclsearch.report.certainty import Certainty, estimate_certainty
 from cclsearch.report.figures import ObjectiveFigure, find_figure, format_share, format_value, name_value, name_values
 from cclsearch.report.terminal import SOURCES
@@ -41,7 +41,7 @@ def summarize_run(spec: RunSpec, state: RunState, folder: Path) -> list[str]:
         lines = [*_best_lines(spec, state, folder, best), *_refusal_lines(state)]
     else:
         lines = _no_best_lines(spec, state)
-    counted = [describe_counts(count_states(state.trials.values()))] if state.trials else []
+    counted = [describe_counts(state.trials.counts)] if state.trials else []
     usage = describe_usage(spec, state)
     used = [usage] if usage and find_node_hour_limit(spec, state) is not None else []
     saved = [text] if (text := describe_saved(spec, state)) else []
@@ -138,9 +138,9 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
 
 def _describe_again(state: RunState, best: Trial, rule: str) -> Iterator[str]:
     """Yield which trials computed the best one's timed window again, and how their results compare."""
-    for trial in state.trials.values():
+    for trial in [state.trials[n] for n, brief in state.trials.briefs.items() if brief.recomputes == best.number]:
         verdict = trial.outcome.find_verdict(rule) if trial.outcome else None
-        if trial.recomputes == best.number and verdict and verdict.ok is not None:
+        if verdict and verdict.ok is not None:
             yield f"trial {trial.number} computed it again: {one_line(verdict.detail, 200)}"
 
 
@@ -244,8 +244,8 @@ def describe_other_load(spec: RunSpec, state: RunState) -> list[str]:
     metric, best = task_of(spec.card).other_metric(spec.card), state.best
     if metric is None or best is None:
         return []
-    ranked = [(t.number, t.outcome) for t in state.trials.values() if t.loss is not None and t.outcome]
-    found = {number: outcome.metrics[metric.name] for number, outcome in ranked if metric.name in outcome.metrics}
+    ranked = ((t.number, t.outcome.metrics) for t in state.trials.select(TrialState.ADMITTED) if t.outcome)
+    found = {number: metrics[metric.name] for number, metrics in ranked if metric.name in metrics}
     own = found.get(best.number)
     if own is None:
         return []
@@ -263,18 +263,19 @@ def describe_other_load(spec: RunSpec, state: RunState) -> list[str]:
 
 
 def _comparison_lines(spec: RunSpec, state: RunState, best: Trial) -> list[str]:
-    own = (Purpose.SEARCH, Purpose.BASELINE)
-    ranked = [t for t in state.trials.values() if t.loss is not None and t.purpose in own]
-    others = sorted((t for t in ranked if t.config != best.config), key=lambda trial: trial.loss or 0.0)
+    own, briefs = (Purpose.SEARCH, Purpose.BASELINE), state.trials.briefs
+    same = briefs[best.number].config_key
+    others = [n for n, b in briefs.items() if b.loss is not None and b.purpose in own and b.config_key != same]
     if not others:
         return [*([] if spec.provenance.is_repeatable else [ONLY_ONE]), *_own_baseline_lines(state, best)]
     figure = find_figure(spec)
-    metric, difference = figure.metric, figure.compare(others[0], best)
+    second = state.trials[min(others, key=lambda number: briefs[number].loss or 0.0)]
+    metric, difference = figure.metric, figure.compare(second, best)
     certainty, is_single = estimate_certainty(state, spec.provenance), len(spec.objective.metrics) == 1
     if certainty is None and is_single:
-        values = f"{figure.format(best)} -> {figure.format(others[0])}"
+        values = f"{figure.format(best)} -> {figure.format(second)}"
         difference = f"{values}, {difference.removeprefix(metric.words + ' ')}"
-    runner_up = f"runner-up: trial {others[0].number} ({difference})"
+    runner_up = f"runner-up: trial {second.number} ({difference})"
     if certainty is None:
         how = f"{len(others) + 1} {spec.provenance.value}"
         end = "highest" if metric.greater_is_better else "lowest"
@@ -327,39 +328,41 @@ def _compare_with_baseline(best: Trial, state: RunState, figure: ObjectiveFigure
 def _no_best_lines(spec: RunSpec, state: RunState) -> list[str]:
     if not state.trials:
         return ["no trial has run yet"]
-    if not any(trial.is_finished for trial in state.trials.values()):
+    if not state.trials.finish_order:
         return ["no trial has finished yet"]
     closest = find_closest(spec.objective, state)
     lines = [closest.text if closest else "no trial was admitted, so there is no best configuration"]
     if closest:  # its text has the figures
-        lines.append(f"not admitted: {sum(_violates(trial) for trial in state.trials.values())} x {CONSTRAINTS_RULE}")
+        lines.append(
+            f"not admitted: {sum(map(_violates, state.trials.select(TrialState.REFUSED)))} x {CONSTRAINTS_RULE}"
+        )
     return lines + _own_baseline_lines(state, None) + _refusal_lines(state, with_constraints=closest is None)
 
 
 def _violates(trial: Trial) -> bool:
     """Whether the trial ran and violates a constraint of the objective."""
-    verdict = trial.outcome.find_verdict(CONSTRAINTS_RULE) if trial.outcome and not trial.outcome.failure else None
+    verdict = trial.outcome.find_verdict(CONSTRAINTS_RULE) if trial.outcome else None
     return verdict is not None and verdict.ok is False
 
 
 def _refusal_lines(state: RunState, *, with_constraints: bool = False) -> list[str]:
     """One line per rule that keeps finished trials from being ranked; the constraints only if asked for."""
-    refused: dict[str, list[str]] = {}
-    for trial in state.trials.values():
-        is_asked = trial.outcome is not None and trial.outcome.failure is None and not trial.outcome.is_pruned
-        is_asked = is_asked and trial.recomputes is None
-        verdicts = trial.outcome.verdicts if trial.outcome and is_asked else ()
-        for verdict in verdicts:
+    refused: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for trial in state.trials.select(TrialState.REFUSED):
+        for verdict in trial.outcome.verdicts if trial.outcome and trial.recomputes is None else ():
             if verdict.ok is False and (with_constraints or verdict.rule != CONSTRAINTS_RULE):
-                refused.setdefault(verdict.rule, []).append(f"trial {trial.number}: {one_line(verdict.detail, 200)}")
-    return [f"not admitted: {len(found)} x {rule} ({found[0]})" for rule, found in refused.items()]
+                refused[verdict.rule] += 1
+                example.setdefault(verdict.rule, f"trial {trial.number}: {one_line(verdict.detail, 200)}")
+    return [f"not admitted: {count} x {rule} ({example[rule]})" for rule, count in refused.items()]
 
 
 def _failure_lines(state: RunState) -> list[str]:
-    failed = [(t.number, t.outcome.failure) for t in state.trials.values() if t.outcome and t.outcome.failure]
-    kinds = Counter(failure.kind.describe() for _, failure in failed)
-    example = {
-        failure.kind.describe(): f"trial {number}: {one_line(failure.message, 160)}"
-        for number, failure in reversed(failed)
-    }
-    return [f"failed: {count} x {kind} ({example[kind]})" for kind, count in kinds.most_common()]
+    kinds = Counter(brief.failure for brief in state.trials.briefs.values() if brief.failure)
+    lines = []
+    for kind, count in kinds.most_common():
+        first = next(number for number, brief in state.trials.briefs.items() if brief.failure is kind)
+        outcome = state.trials[first].outcome
+        message = one_line(outcome.failure.message, 160) if outcome and outcome.failure else ""
+        lines.append(f"failed: {count} x {kind.describe()} (trial {first}: {message})")
+    return lines

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cclsearch.record.state import RunState
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import Trial, TrialState
 from cclsearch.scoring.objective import Constraint, Objective
 from cclsearch.scoring.outcome import Outcome
 
@@ -26,7 +26,11 @@ def find_closest(objective: Objective, state: RunState) -> Closest | None:
     """The closest trial; None if a trial is ranked, or if not one is kept from it by the constraints alone."""
     if not objective.constraints or state.best is not None:
         return None
-    kept_back = {t.number: t.outcome.metrics for t in state.trials.values() if t.outcome and _is_kept_back(t.outcome)}
+    kept_back = {
+        trial.number: trial.outcome.metrics
+        for trial in state.trials.select(TrialState.REFUSED)
+        if trial.outcome and _is_kept_back(trial.outcome)
+    }
     if not kept_back:
         return None
     baseline = next(iter(kept_back.values()))

@@ -98,9 +98,14 @@ class RunFollower:
         self.folder = folder
         self.is_complete = False
         """Whether the last call of `read` came to the end of the ledger."""
-        self._spec = read_spec(folder)
+        self.spec = read_spec(folder)
         self._ledger = LedgerFollower(folder / LEDGER_FILE)
         self._num_bad = 0
+
+    @property
+    def state(self) -> RunState:
+        """The state as far as it was read."""
+        return self._ledger.state
 
     @property
     def offset(self) -> int:
@@ -122,11 +127,11 @@ class RunFollower:
                 if time.monotonic() >= until_s:
                     self.is_complete = False
                     break
-        state = self._ledger.state
+        state = self.state
         if len(state.bad_lines) > self._num_bad:
             warnings.warn(explain_bad_lines(self._ledger.path, state.bad_lines), DamagedLedger, stacklevel=2)
         self._num_bad = len(state.bad_lines)
-        return Run(self.folder, grow_spec(self._spec, state.growth), state, is_locked(self.folder))
+        return Run(self.folder, grow_spec(self.spec, state.growth), state, is_locked(self.folder))
 
 
 def grow_spec(spec: RunSpec, growth: SpaceGrown | None) -> RunSpec:

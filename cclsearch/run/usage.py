@@ -7,7 +7,7 @@ import math
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Config, Provenance
 from cclsearch.record.state import RunState
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import Trial, TrialState
 from cclsearch.run.spec import RunSpec
 from cclsearch.space.table import count_ranks
 
@@ -49,7 +49,7 @@ def describe_usage(spec: RunSpec, state: RunState) -> str | None:
 
 def describe_saved(spec: RunSpec, state: RunState) -> str | None:
     """Return how many trials ended early, and about how many node-hours that saved; None if none did."""
-    pruned = [trial for trial in state.trials.values() if trial.outcome and trial.outcome.is_pruned]
+    pruned = list(state.trials.select(TrialState.PRUNED))
     if not pruned:
         return None
     saved = sum(count_nodes(spec, trial.config) * (trial.outcome.saved_s or 0.0) for trial in pruned if trial.outcome)

@@ -79,7 +79,7 @@ class StudyMapping:
 
     def create_trial(self, study: int, trial: Trial) -> Log | None:
         """Return the line that creates a trial as it is now; None if it is not in the study."""
-        state = STATES.get(find_state(trial))
+        state = STATES.get(find_state(trial.outcome))
         if state is None:
             return None
         params = self.encode(trial.config)
@@ -116,14 +116,18 @@ class StudyMapping:
                 {"op_code": Operation.SET_TRIAL_INTERMEDIATE_VALUE, "trial_id": trial_id, "step": 0}
                 | {"intermediate_value": partial}
             )
-        end = {"op_code": Operation.SET_TRIAL_STATE_VALUES, "trial_id": trial_id, "state": STATES[find_state(trial)]}
+        end = {
+            "op_code": Operation.SET_TRIAL_STATE_VALUES,
+            "trial_id": trial_id,
+            "state": STATES[find_state(trial.outcome)],
+        }
         complete = _as_iso(trial.finished_s or trial.proposed_s)
         return [*logs, {**end, "values": self.values_of(trial), "datetime_complete": complete}]
 
     def values_of(self, trial: Trial) -> list[float] | None:
         """Return the values of an admitted trial; None for any other."""
         outcome, objective = trial.outcome, self.spec.objective
-        if outcome is None or find_state(trial) is not TrialState.ADMITTED:
+        if outcome is None or find_state(trial.outcome) is not TrialState.ADMITTED:
             return None
         if objective.is_weighted:
             return [outcome.loss] if outcome.loss is not None else None
@@ -147,7 +151,7 @@ class StudyMapping:
     def _partial_of(self, trial: Trial) -> float | None:
         """Return what a pruned trial measured of the objective's metric."""
         term, outcome = self.spec.objective.terms[0], trial.outcome
-        if outcome is None or find_state(trial) is not TrialState.PRUNED or len(self.spec.objective.terms) > 1:
+        if outcome is None or find_state(trial.outcome) is not TrialState.PRUNED or len(self.spec.objective.terms) > 1:
             return None
         value = outcome.metrics.get(term.metric)
         return None if value is None else value * term.scale

@@ -80,7 +80,7 @@ class StudyView:
             self._rebuild(state)
         elif number not in self._running:
             self._append([trial])
-        elif find_state(trial) in STATES:
+        elif find_state(trial.outcome) in STATES:
             trial_id = self._running[number]
             self._journal.append(lambda: self._require_study(self._mapping.finish_trial(trial_id, trial)))
             del self._running[number]
@@ -206,7 +206,7 @@ class _FoundStudies:
             return None
         missing = []
         for trial in state.trials.values():
-            wanted = STATES.get(find_state(trial))
+            wanted = STATES.get(find_state(trial.outcome))
             has = self._trials.pop(trial.number, None)
             if wanted is None and has is None:
                 continue

@@ -107,7 +107,7 @@ def describe_search(spec: RunSpec) -> TrackedSearch:
 
 def describe_trial(spec: RunSpec, trial: Trial, best: Trial | None) -> TrackedTrial:
     """Return a finished trial as trackers show it; `best` is the best trial now."""
-    outcome, state = trial.outcome, find_state(trial)
+    outcome, state = trial.outcome, find_state(trial.outcome)
     assert outcome is not None
     tags = {
         "state": state.value,

@@ -68,9 +68,9 @@ def limits_of(folder: Path) -> list[float | None]:
 
 def test_a_hopeless_trial_ends_early_and_one_within_the_noise_does_not(tmp_path):
     folder, state = search(tmp_path, [1.0, 1.02, 9.0, 1.05, 0.5, 0.9])
-    ended_early = [number for number, trial in state.trials.items() if find_state(trial) is TrialState.PRUNED]
+    ended_early = [number for number, trial in state.trials.items() if find_state(trial.outcome) is TrialState.PRUNED]
     assert ended_early == [3, 6]
-    assert [find_state(state.trials[n]) for n in (1, 2, 4, 5)] == [TrialState.ADMITTED] * 4
+    assert [find_state(state.trials[n].outcome) for n in (1, 2, 4, 5)] == [TrialState.ADMITTED] * 4
     first, second, third, *_, last = limits_of(folder)
     assert first is second is None, "nothing to compare with, and one trial alone may have done less than the work"
     assert 1.1 < third < 9.0
@@ -83,7 +83,7 @@ def test_a_hopeless_trial_ends_early_and_one_within_the_noise_does_not(tmp_path)
     assert pruned.outcome.saved_s == pytest.approx((planned - done) * 9.0)
     run = load_run(folder)
     assert any("2 trials ended early" in line for line in summarize_run(run.spec, run.state, folder))
-    assert {find_state(t) for t in run.state.trials.values()} == {TrialState.ADMITTED, TrialState.PRUNED}
+    assert {find_state(t.outcome) for t in run.state.trials.values()} == {TrialState.ADMITTED, TrialState.PRUNED}
 
 
 def test_the_optuna_study_has_it_as_pruned_with_what_it_measured(tmp_path):
@@ -119,7 +119,7 @@ def test_a_script_that_ends_early_without_reason_has_failed(tmp_path, times_s, m
 def test_no_trial_ends_early_if_the_user_says_so(tmp_path):
     folder, state = search(tmp_path, [1.0, 9.0, 8.0], early_stop=False)
     assert limits_of(folder) == [None] * 3
-    assert all(find_state(trial) is TrialState.ADMITTED for trial in state.trials.values())
+    assert all(find_state(trial.outcome) is TrialState.ADMITTED for trial in state.trials.values())
 
 
 @pytest.mark.parametrize(
