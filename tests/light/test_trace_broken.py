@@ -132,6 +132,9 @@ VALUE_FORMS = {
     "-nan(ind) in all kernels": in_kernels('"blocks per SM": 2.0', '"blocks per SM": -nan(ind)'),
     "1.#INF in all kernels": in_kernels('"blocks per SM": 2.0', '"blocks per SM": 1.#INF'),
     "hex stream": in_kernels('"stream": 7', '"stream": 0x7'),
+    "flow event without the last value, closed on that line": lambda events: re.sub(
+        r'(?=\{\s+"ph": "X",\s+"cat": "kernel")', '{"ph": "f", "id": 1,\n      "bp":  },\n    ', as_text(events)
+    ),
     "trailing commas": in_kernels('"blocks per SM": 2.0', '"blocks per SM": 2.0,'),
     "doubled commas": in_kernels('"device": 0,', '"device": 0,,'),
     "missing commas (pytorch#126703)": in_kernels('"device": 0,', '"device": 0'),

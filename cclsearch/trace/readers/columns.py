@@ -83,11 +83,11 @@ def positive_int(value: Any, limit: int = 2**62) -> int | None:
 
 
 def to_int32(numbers: Iterable[int], count: int) -> NDArray[np.int32]:
-    """Return whole numbers as int32; ids beyond 31 bits wrap (equal ids stay equal), -1 stays."""
+    """Return whole numbers as int32; ids beyond 31 bits wrap (equal ids stay equal), -1 and beyond 64 bits is -1."""
     try:
         return np.fromiter(numbers, np.int32, count)
     except OverflowError:
-        wide = [number if number == -1 else number & MAX_INT32 for number in numbers]
+        wide = [n & MAX_INT32 if n != -1 and -(2**63) <= n < 2**64 else -1 for n in numbers]
         return np.fromiter(wide, np.int64, count).astype(np.int32)
 
 

@@ -72,7 +72,8 @@ class TimePrefix(NamedTuple):
 
 
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")
-_LIST_END = re.compile(r"\s*,?\s*\]")
+_NEXT_EVENT = re.compile(rb'\s*,\s*\{\s*"ph"')
+_EVENT_END = re.compile(_NEXT_EVENT.pattern + rb"|\s*,?\s*\]")
 _FIELDS = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 MAX_ENDS = 4
 """Separators that are tried as the end of a broken event: an event may contain objects like those around it."""
@@ -165,6 +166,8 @@ class EventScanner:
                 break
             ends.append(following + separator.find(b"}") + 1)
             event, length, closed = _repair(piece[position : ends[-1]])
+            if closed and _NEXT_EVENT.match(piece, position + length):  # an end that is not laid out like the others
+                ends[-1] = position + length
             if closed and length == ends[-1] - position:
                 ends = ends[-1:]
                 break
@@ -174,8 +177,7 @@ class EventScanner:
             if not is_last:
                 return None
             event, length, closed = _repair(piece[position : position + MAX_CHARS])
-            after = piece[position + length : position + length + 100].decode("latin-1")
-            if closed and _LIST_END.match(after):
+            if closed and _EVENT_END.match(piece, position + length):
                 ends = [position + length]
         if not ends:
             return None
