@@ -14,28 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from cclsearch.core.values import Value
+from cclsearch.core.yaml_file import read_yaml
 
-# The series hues are Okabe and Ito's, which color-blind people can distinguish, darkened or lightened to a contrast of
-# 4.5:1 as text.
-PALETTE: dict[str, tuple[str, str]] = {
-    "paper": ("#ffffff", "#12161c"),
-    "ink": ("#1b1f24", "#e6e9ee"),
-    "muted": ("#57606a", "#9aa5b1"),
-    "grid": ("#dde2e8", "#2d343d"),
-    "blue": ("#0072b2", "#5ab4e8"),
-    "orange": ("#b85000", "#f0883e"),
-    "green": ("#00795a", "#2fbf96"),
-    "purple": ("#9c4f87", "#d991c2"),
-    "yellow": ("#8f7000", "#e9d44d"),
-    "gray": ("#7b8490", "#8a939d"),
-    "brown": ("#7a4a32", "#c9a58f"),
-    "low": ("#d3e4f3", "#1d3347"),
-    "high": ("#14568e", "#8bbde6"),
-}
+_THEME = read_yaml(Path(__file__).with_name("theme.yaml"))
+PALETTE: dict[str, tuple[str, str]] = {role: (light, dark) for role, (light, dark) in _THEME["palette"].items()}
 """Role -> color on a light and on a dark background. Marks also differ in shape."""
 
-SERIES = ("$blue", "$orange", "$green", "$purple", "$yellow", "$gray", "$brown")
-SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 WIDTH = 880
 WIDTH_MARK, COLUMNS_MARK = "$width", "$columns"
 LEGEND_COLUMN = 170
@@ -46,38 +30,9 @@ DATA_KEYS = ("values", "datasets", "domain", "sort", "options", "labels", "title
 Spec = Mapping[str, Any]
 Row = dict[str, Any]
 
-CONFIG: Spec = {
-    "aria": False,
-    "background": "$paper",
-    "font": "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif",
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": "$muted",
-        "titleColor": "$ink",
-        "gridColor": "$grid",
-        "domainColor": "$muted",
-        "tickColor": "$muted",
-        "labelFontSize": 12,
-        "titleFontSize": 12.5,
-        "titleFontWeight": "normal",
-        "labelLimit": 260,
-    },
-    "legend": {
-        "labelColor": "$muted",
-        "titleColor": "$muted",
-        "labelFontSize": 12,
-        "titleFontWeight": "normal",
-        "orient": "top",
-        "columns": COLUMNS_MARK,
-        "labelLimit": 230,
-        "symbolStrokeWidth": 2,
-    },
-    "range": {"category": list(SERIES), "ramp": ["$high", "$low"], "heatmap": ["$high", "$low"]},
-    "mark": {"color": "$blue"},
-    "text": {"color": "$ink", "fontSize": 12},
-    "rule": {"color": "$muted"},
-}
+CONFIG: Spec = _THEME["config"]
 """Settings that all charts share."""
+SERIES: Sequence[str] = CONFIG["range"]["category"]
 
 
 @dataclass(frozen=True)

@@ -29,16 +29,16 @@ MAX_CHANGES = 8
 
 
 class NightVerdict(StrEnum):
-    """Verdict on one job's night."""
+    """Verdict on one job's night, in the order in which summaries list them."""
 
-    FIRST = "first"
-    """No earlier night ran the same work."""
-    IMPROVED = "improved"
-    UNCHANGED = "unchanged"
     REGRESSED = "regressed"
     """A configuration is worse than on earlier nights, or fails although it ran before."""
     TROUBLE = "infrastructure trouble"
     NO_RESULT = "no result"
+    IMPROVED = "improved"
+    FIRST = "first"
+    """No earlier night ran the same work."""
+    UNCHANGED = "unchanged"
 
 
 class Change(Model):

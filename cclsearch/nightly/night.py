@@ -369,6 +369,6 @@ def describe_night(config: NightlyConfig, runs: Path) -> list[str]:
     pruned = prune_evidence(
         runs, config.name, config.keep, tonight=window.stamp, current_runs=current_runs, dry_run=True
     )
-    if pruned.num_trials:
-        lines.append(f"removes the evidence of {pruned.num_trials} trials, {pruned.num_bytes / 2**30:.2f} GiB")
+    if pruned.trials:
+        lines.append(f"removes the evidence of {pruned.trials} trials, {pruned.gib:.2f} GiB")
     return lines

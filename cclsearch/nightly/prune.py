@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.errors import UserError
+from cclsearch.core.values import Model
 from cclsearch.launch.contract import TRACE_FOLDER
 from cclsearch.nightly.config import Keep
 from cclsearch.nightly.history import find_series, read_night
@@ -28,15 +31,14 @@ from cclsearch.run.folder import Run, load_run
 from cclsearch.run.trial_folder import ATTEMPTS_FOLDER
 
 
-@dataclass(frozen=True)
-class Pruned:
+class Pruned(Model):
     """Evidence that was removed, or would be."""
 
-    num_trials: int = 0
-    num_bytes: int = 0
+    trials: int = 0
+    gib: float = 0.0
     nights: tuple[str, ...] = ()
     """Nights that lost evidence."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = Field(default=(), exclude=True)
     """Folders that could not be removed, and why."""
 
 
@@ -209,4 +211,5 @@ def _remove(chosen: list[_Evidence], dry_run: bool) -> Pruned:
         except OSError as error:
             notes.append(f"cannot remove {str(evidence.folder)!r}: {error.strerror or error}")
     nights = tuple(dict.fromkeys(evidence.stamp for evidence, _ in removed))
-    return Pruned(len(removed), sum(num_bytes for _, num_bytes in removed), nights, tuple(notes))
+    gib = sum(num_bytes for _, num_bytes in removed) / 2**30
+    return Pruned(trials=len(removed), gib=gib, nights=nights, notes=tuple(notes))

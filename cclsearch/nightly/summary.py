@@ -25,14 +25,7 @@ from cclsearch.tasks.base import task_of
 
 SUMMARY_VERSION = 1
 EXIT_OK, EXIT_NO_RESULT, EXIT_USAGE, EXIT_REGRESSED, EXIT_TROUBLE, EXIT_BUSY = range(6)
-ORDER = (
-    NightVerdict.REGRESSED,
-    NightVerdict.TROUBLE,
-    NightVerdict.NO_RESULT,
-    NightVerdict.IMPROVED,
-    NightVerdict.FIRST,
-    NightVerdict.UNCHANGED,
-)
+ORDER = tuple(NightVerdict)
 """Verdicts in the order in which summaries list them."""
 COUNTED = {
     NightVerdict.TROUBLE: "with infrastructure trouble",
@@ -108,14 +101,6 @@ class JobSummary(Model):
     diagnosis: tuple[str, ...] = ()
 
 
-class PrunedSummary(Model):
-    """Evidence that was removed."""
-
-    trials: int = 0
-    gib: float = 0.0
-    nights: tuple[str, ...] = ()
-
-
 class NightSummary(Model):
     """Content of `summary.json`."""
 
@@ -133,7 +118,7 @@ class NightSummary(Model):
     jobs: tuple[JobSummary, ...]
     spent: Spent
     """Sum over the jobs."""
-    pruned: PrunedSummary = PrunedSummary()
+    pruned: Pruned = Pruned()
     notes: tuple[str, ...] = ()
 
 
@@ -287,6 +272,6 @@ def assemble_summary(
         text=count_verdicts(verdicts) + ("; stopped before its end" if is_stopped else ""),
         jobs=tuple(jobs),
         spent=sum((job.spent for job in jobs), Spent()),
-        pruned=PrunedSummary(trials=pruned.num_trials, gib=pruned.num_bytes / 2**30, nights=pruned.nights),
+        pruned=pruned,
         notes=(*pruned.notes, *damage, *notes),
     )

@@ -12,18 +12,13 @@ from cclsearch.trace.events import Kind, OpShape
 from cclsearch.trace.intervals import Int64s, outermost
 from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.names.kinds import bytes_per_element
+from cclsearch.trace.rules import read_table
 from cclsearch.trace.view import RankView
 
 Dims = Sequence[Sequence[int]]
 _CLASSES_WITH_FORMULA = (ComputeClass.GEMM, ComputeClass.ATTENTION, ComputeClass.CONVOLUTION)
 
-_PRECISIONS = {
-    **dict.fromkeys(("bfloat16", "bf16"), "bf16"),
-    **dict.fromkeys(("half", "float16", "f16"), "fp16"),
-    **dict.fromkeys(("float", "float32", "f32"), "fp32"),
-    **dict.fromkeys(("double", "float64", "f64"), "fp64"),
-    **dict.fromkeys(("signed char", "int8", "char", "s8"), "int8"),
-}
+_PRECISIONS = {name: precision for precision, names in read_table("precisions.yaml")["types"].items() for name in names}
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "_scaled_mm"})
 _CONVOLUTIONS = {

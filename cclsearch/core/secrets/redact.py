@@ -56,22 +56,8 @@ _SIGN = (
 """The end of a name, the sign after it, and the quote before the value; only an option has its value after a space."""
 _FIELDS = tuple(
     (word, re.compile(b"".join((word, *_SIGN))))
-    for word in (
-        *(
-            b"token",
-            b"secret",
-            b"pass",
-            b"pwd",
-            b"key",
-            b"credential",
-            b"auth",
-            b"jwt",
-            b"webhook",
-            b"bearer",
-            b"cookie",
-        ),
-        *(b"dsn", b"conn", b"pat", b"sas", b"_ur", b"signature"),
-    )
+    for word in b"token secret pass pwd key credential auth jwt webhook bearer cookie".split()
+    + b"dsn conn pat sas _ur signature".split()
 )
 """Words of names of secrets, in lower case, each with the expression for the field around it."""
 _END_OF_COLOUR = re.compile(rb"^\d{1,3}m")

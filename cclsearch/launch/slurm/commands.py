@@ -96,12 +96,7 @@ OWN_SECRET = "SLURM_JWT"
 _KEPT = frozenset(
     [*("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SBATCH_CLUSTERS", OWN_SECRET), *SITE_DEFAULTS.values()]
 )
-JOB_VARIABLES = frozenset(
-    [
-        *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "KRB5CCNAME"),
-        *("VIRTUAL_ENV", "CONDA_PREFIX", "MODULEPATH", "MODULESHOME", "LMOD_CMD", "LMOD_PKG", "LMOD_DIR"),
-    ]
-)
+JOB_VARIABLES = frozenset(SLURM_WORDS["slurm_job_variables"])
 """The variables of the search that a job inherits; it gets no others."""
 
 

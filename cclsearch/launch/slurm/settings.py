@@ -10,17 +10,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from cclsearch.core.values import Model
 from cclsearch.launch.environment import ShellLine, check_line, check_word
+from cclsearch.launch.slurm.commands import SLURM_WORDS
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<a>\d+)(?::(?P<b>\d+))?(?::(?P<c>\d+))?")
 
-OWNED_OPTIONS = frozenset(
-    [
-        *("array", "begin", "chdir", "comment", "dependency", "error", "export", "export-file", "help"),
-        *("hold", "input", "job-name", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output"),
-        *("parsable", "quiet", "requeue", "signal", "test-only", "time", "version", "wait", "wrap"),
-    ]
-)
+OWNED_OPTIONS = frozenset(SLURM_WORDS["slurm_owned_options"])
 """Options of sbatch that the launcher sets itself, or that would stop it from tracking a job."""
 
 

@@ -5,47 +5,23 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 from cclsearch.trace.events import CollectiveKind, Kind
 from cclsearch.trace.names.kernels import ComputeClass, kernel_class
+from cclsearch.trace.rules import read_table
 
 Rule = tuple[str, re.Pattern[str]]
 
-_KINETO_CATEGORIES = {
-    Kind.COMPUTE: "kernel Kernel",
-    Kind.MEMCPY: "gpu_memcpy Memcpy",
-    Kind.MEMSET: "gpu_memset Memset",
-    Kind.RUNTIME: "cuda_runtime cuda_driver hip_runtime xpu_runtime privateuse1_runtime privateuse1_driver Runtime",
-    Kind.CPU_OP: "cpu_op Operator",
-    Kind.ANNOTATION: "user_annotation",
-    Kind.DEVICE_ANNOTATION: "gpu_user_annotation",
-    Kind.SYNC: "cuda_sync",
-    Kind.OVERHEAD: "overhead",
-}
-KINETO_KINDS = {category: kind for kind, names in _KINETO_CATEGORIES.items() for category in names.split()}
+KINETO_KINDS = {c: Kind[kind] for kind, names in read_table("names.yaml")["kineto"].items() for c in names.split()}
 """Kineto's categories, of 2021 and of today; events of other categories (`python_function`, `Trace`) are dropped."""
 
 UNSUPPORTED_PREFIX = "mtia_"
-BLOCKING = frozenset(
-    {
-        *(CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER),
-        *(CollectiveKind.ALL_TO_ALL, CollectiveKind.BARRIER),
-    }
-)
+BLOCKING = frozenset(map(CollectiveKind, read_table("names.yaml")["blocking"]))
 """Collectives that no rank leaves before the last rank has entered."""
 
 _FILL = re.compile(r"fill|memset", re.IGNORECASE)
 
-_DTYPES = {
-    1: "char signedchar int8 s8 u8 byte uint8 unsignedchar bool pred",
-    2: "half float16 f16 bfloat16 bf16 short shortint int16 s16 u16 uint16",
-    4: "float float32 f32 int int32 s32 u32 uint32",
-    8: "double float64 f64 long longint longlongint int64 s64 u64 uint64 complexfloat c64",
-    16: "c128 complexdouble",
-}
-"""Bytes of an element -> its data types."""
-DTYPE_BYTES = {name: size for size, names in _DTYPES.items() for name in names.split()}
+DTYPE_BYTES = {name: size for size, names in read_table("names.yaml")["dtype_bytes"].items() for name in names.split()}
 
 
 @dataclass(frozen=True)
@@ -62,9 +38,7 @@ class NameRules:
 @cache
 def load_rules() -> NameRules:
     """Load the rules of the package."""
-    import yaml
-
-    data = yaml.safe_load(resources.files("cclsearch.trace.rules").joinpath("names.yaml").read_text("utf-8"))
+    data = read_table("names.yaml")
     return NameRules(
         collectives=tuple(_rule(kind, pattern) for kind, pattern in data["collectives"]),
         xla_communication=tuple(_rule(kind, pattern) for pattern, kind in data["xla_communication"].items()),
@@ -93,10 +67,7 @@ def classify_operator(name: str) -> ComputeClass:
 @cache
 def load_precisions() -> tuple[Rule, ...]:
     """Load the rules of `rules/precisions.yaml`."""
-    import yaml
-
-    data = yaml.safe_load(resources.files("cclsearch.trace.rules").joinpath("precisions.yaml").read_text("utf-8"))
-    return tuple(_rule(name, pattern) for name, pattern in data["precisions"])
+    return tuple(_rule(name, pattern) for name, pattern in read_table("precisions.yaml")["precisions"])
 
 
 def classify_precision(kernel: str) -> str:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import resources
 from itertools import pairwise
 
 from cclsearch.trace.events import Step
+from cclsearch.trace.rules import read_table
 
 XLA_PROGRAM = "xla_program"
 """Family of host calls that run a program; `readers/xla/table.py` makes steps of them."""
@@ -58,14 +58,11 @@ class MarkerSpan:
 @cache
 def load_families() -> tuple[MarkerFamily, ...]:
     """Load the table of the package, in the order of preference."""
-    import yaml
-
-    data = yaml.safe_load(resources.files("cclsearch.trace.rules").joinpath("steps.yaml").read_text("utf-8"))
     return tuple(
         MarkerFamily(
             item["family"], item["source"], tuple(map(re.compile, item["patterns"])), bool(item.get("ends_step"))
         )
-        for item in data
+        for item in read_table("steps.yaml")
     )
 
 

@@ -13,34 +13,13 @@ from typing import Any, ClassVar
 from cclsearch.trace.events import EventTable, Reason
 from cclsearch.trace.readers.base import READERS
 from cclsearch.trace.readers.stream import ReadLimits, TraceError
-
-UNSUPPORTED = {
-    r"\.(pftrace|perfetto-trace)(\.gz)?$": (
-        "a Perfetto trace; of rocprofv3, record with --output-format json, else read what it was made from"
-    ),
-    r"_(kernel|hip_api|hip_runtime_api|hsa_api|memory_copy|marker_api|rccl_api)_trace\.csv$": (
-        "rocprofv3's table of one domain; record with --output-format json"
-    ),
-    r"\.otf2$": "an OTF2 archive; of rocprofv3, record with --output-format json",
-    r"\.ncu-rep$": "a report of Nsight Compute, which has no timeline; record with nsys profile",
-    r"\.qdstrm$": "an unfinished Nsight Systems report; run QdstrmImporter, then nsys export --type sqlite",
-    r"\.ntff$": "a profile of AWS Neuron; its devices are not supported",
-    r"\.hltv$": "a profile of Intel Gaudi; its devices are not supported",
-    r"^(kernel_details|op_statistic|op_summary|step_trace_time)(_\d+)*\.csv$": (
-        "a table of Ascend, which is not supported"
-    ),
-    r"\.(nvvp|nvprof)$": "a profile of nvprof; record with nsys profile, then nsys export --type sqlite",
-    r"(?<!\.xplane)\.pb(\.gz)?$": (
-        "a protocol buffer, but not an XSpace by its name; if it is one, rename it to NAME.xplane.pb"
-    ),
-}
-"""Pattern of a file's name -> what the file is, and how to get a readable trace."""
+from cclsearch.trace.rules import read_table
 
 
 def find_unsupported(name: str) -> str | None:
-    """Return what a file with this name is; None if it is not in the table."""
-    found = (message for pattern, message in UNSUPPORTED.items() if re.search(pattern, name, re.IGNORECASE))
-    return next(found, None)
+    """Return what a file with this name is, by `rules/unsupported.yaml`; None if it is not there."""
+    table = read_table("unsupported.yaml")
+    return next((message for pattern, message in table.items() if re.search(pattern, name, re.IGNORECASE)), None)
 
 
 OWN_TIMELINE = b'"otherData":{"writer":"ccl-search timeline"}'

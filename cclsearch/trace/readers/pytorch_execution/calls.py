@@ -24,6 +24,7 @@ from cclsearch.trace.readers.collectives import collective_from_args, collective
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.kineto.cpu import BACKEND_CALL, COLLECTIVE_OP
 from cclsearch.trace.readers.kineto.table import read_groups
+from cclsearch.trace.rules import read_table
 
 MAX_ID = 2**62
 _ABSENT = msgspec.Raw(b"")
@@ -102,17 +103,7 @@ def dtype_of(text: Any) -> str:
 PARAM_COMMS = "record_param_comms"
 INIT_NODE = "## process_group:init ##"
 _NOT_A_CALL = re.compile(r"^(init|wait|end|start_?coalescing|end_?coalescing|comm_?init)$", re.IGNORECASE)
-_KINETO_NAMES = {
-    "collective_name": "Collective name",
-    "dtype": "dtype",
-    "in_msg_nelems": "In msg nelems",
-    "out_msg_nelems": "Out msg nelems",
-    "in_split_size": "In split size",
-    "out_split_size": "Out split size",
-    "pg_name": "Process Group Name",
-    "pg_desc": "Process Group Description",
-    "pg_size": "Group size",
-}
+_KINETO_NAMES: Mapping[str, str] = read_table("names.yaml")["execution_trace"]
 """Attribute of the execution trace -> Kineto's argument of the same meaning (PyTorch's ParamCommsUtils.hpp)."""
 _PEERS = {CollectiveKind.SEND: "Dst Rank", CollectiveKind.RECV: "Src Rank"}
 _MAX_PARENTS = 8
