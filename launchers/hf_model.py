@@ -15,19 +15,30 @@ from cpu_model import Builder, Layout
 from hf_trainer import describe_model
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def make_model(data: Mapping[str, Any]) -> Any:
-    """Return a Llama, or a Mixtral if the card has experts, of the card's shape with the drawn weights."""
+    """Return the model of the card's shape, of its family in transformers, with the drawn weights."""
     fields = describe_model(data)
-    if fields.pop("model_type") == "llama":
-        model: Any = LlamaForCausalLM(LlamaConfig(**fields, attn_implementation="sdpa"))
-    else:  # loops over the experts: the other implementations hide the shapes of their products from traces
-        config = MixtralConfig(**fields, attn_implementation="sdpa", experts_implementation="eager")
-        model = MixtralForCausalLM(config)
-    _load(model, dict(_draw_weights(data)))
+    # loops over the experts: the other implementations hide the shapes of their products from traces
+    how = {"attn_implementation": "sdpa", **({"experts_implementation": "eager"} if data["arch"].get("moe") else {})}
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields, **how)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    if config.model_type in ("llama", "mixtral"):
+        _load(model, dict(_draw_weights(data)))
+    else:
+        _draw_all(model, Builder(data["arch"], Layout(0, tp=1, dp=1, pp=1, ep=1), data["seed"]))
     return model
+
+
+def _draw_all(model: Any, build: Builder) -> None:
+    """Draw every weight from its own name, set norms to 1 and biases to 0: the same model on every rank."""
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1:
+            weight.data.fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            weight.data.copy_(build.draw(name, *weight.shape))
 
 
 def _load(model: Any, weights: Mapping[str, Tensor]) -> None:

@@ -30,7 +30,7 @@ from common import (
     torchrun_notes,
     torchrun_words,
 )
-from hf_config import describe_shape
+from hf_config import FAMILIES, describe_shape
 from step_window import StepWindow, count_steps
 
 STAGES = {0: None, 2: False, 3: True}
@@ -102,7 +102,7 @@ def render_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_model(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the card's model as transformers' `config.json`; IllegalConfig if it is neither a Llama nor a Mixtral."""
+    """Return the card's model as transformers' `config.json`; IllegalConfig if no family has its layers."""
     return {
         **describe_shape(data["arch"]),
         "max_position_embeddings": data["seq_len"],
@@ -187,7 +187,7 @@ def _checkpointing(config: Mapping[str, Any]) -> str:
 
 def _fsdp(data: Mapping[str, Any], stage: int, checkpointing: str) -> dict[str, Any]:
     """Return `fsdp_config`; FSDP checkpoints activations itself, since Trainer's way would gather the weights twice."""
-    layer = "MixtralDecoderLayer" if data["arch"].get("moe") else "LlamaDecoderLayer"
+    layer = f"{FAMILIES[describe_shape(data['arch'])['model_type']]}DecoderLayer"
     return {
         "version": 2,
         "reshard_after_forward": STAGES[stage],

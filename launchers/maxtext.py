@@ -38,6 +38,11 @@ METRICS_FILE = "maxtext-metrics.jsonl"
 """What MaxText writes at each step; its log rounds losses and hides those of the first and last profiled steps."""
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 """Precision -> MaxText's name of it."""
+BALANCES = {
+    "aux_loss": {"load_balance_loss_weight": 1e-3},
+    "bias": {"routed_bias": True, "routed_score_func": "sigmoid"},
+}
+"""Balance of the router -> settings."""
 
 _STEP = re.compile(
     r"completed step: (?P<step>\d+), seconds: (?P<seconds>[0-9.eE+-]+)"
@@ -84,6 +89,7 @@ def _model(arch: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": arch["vocab_size"],
         "logits_via_embedding": arch["tied_embeddings"],
         "mlp_activations": "['silu','linear']" if arch["gated_mlp"] else "['gelu']",
+        **({"decoder_block": "qwen3", "use_qk_norm": True} if arch.get("qk_norm") else {}),
     }
     if moe := arch.get("moe"):
         settings |= {
@@ -100,7 +106,13 @@ def _model(arch: Mapping[str, Any]) -> dict[str, Any]:
                 "first_num_dense_layers": moe["num_dense_layers"],
             }
         else:
-            settings["decoder_block"] = "mixtral"
+            settings |= {"decoder_block": "qwen3_moe" if arch.get("qk_norm") else "mixtral"}
+        settings |= BALANCES.get(arch.get("router_balance") or "", {})
+    if arch.get("kv_lora_rank"):
+        ranks = {name: arch[name] for name in ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim")}
+        nope = arch["head_dim"] - arch["qk_rope_head_dim"]
+        latent = {"attention_type": "mla", "q_lora_rank": arch.get("q_lora_rank") or 0, "qk_nope_head_dim": nope}
+        settings |= {"decoder_block": "deepseek", **latent, **ranks}
     return settings
 
 

@@ -42,7 +42,7 @@ def show_launch(data: Mapping[str, Any]) -> LaunchForm:
         title="Megatron-LM",
         command=[*torchrun_words(data), "pretrain_gpt.py", *render_options(data)],
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        checked="each option is in megatron.options.txt; the parser of Megatron Core 0.19.2 accepts all of that list",
+        checked="each option is in megatron.options.txt; the parser of Megatron Core 0.19.2 accepts those of all layouts",
         notes=(
             *torchrun_notes(data),
             "Run it in a checkout of Megatron-LM, on mock data; --train-iters is the number of steps.",
@@ -55,15 +55,57 @@ def _model(arch: Mapping[str, Any]) -> list[str]:
     words = [
         *("--num-layers", str(arch["num_layers"]), "--hidden-size", str(arch["hidden_size"])),
         *("--ffn-hidden-size", str(arch["intermediate_size"])),
-        *("--num-attention-heads", str(arch["num_heads"]), "--kv-channels", str(arch["head_dim"])),
+        *("--num-attention-heads", str(arch["num_heads"])),
+        *("--kv-channels", str(arch.get("v_head_dim") or arch["head_dim"])),
         *("--vocab-size", str(arch["vocab_size"]), "--tokenizer-type", "NullTokenizer"),
-        *("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--disable-bias-linear"),
+        *("--position-embedding-type", "learned_absolute" if arch.get("learned_positions") else "rope"),
+        *("--normalization", "RMSNorm"),
     ]
+    switches = {
+        "--disable-bias-linear": not arch.get("linear_bias"),
+        "--add-qkv-bias": arch.get("qkv_bias") and not arch.get("linear_bias"),
+        "--qk-layernorm": arch.get("qk_norm"),
+    }
+    words += [option for option, is_on in switches.items() if is_on]
+    words += ["--mtp-num-layers", str(arch["mtp_layers"])] if arch.get("mtp_layers") else []
+    words += [*_windows(arch), *_latent(arch)]
     if arch["num_kv_heads"] != arch["num_heads"]:
         words += ["--group-query-attention", "--num-query-groups", str(arch["num_kv_heads"])]
     words += ["--swiglu"] if arch["gated_mlp"] else []
     words += [] if arch["tied_embeddings"] else ["--untie-embeddings-and-output-weights"]
     return words + (_experts(arch) if arch.get("moe") else [])
+
+
+def _windows(arch: Mapping[str, Any]) -> list[str]:
+    """Return the options of windows; a list has 1 for a windowed layer and 0 for one that attends to all tokens."""
+    window, layers = arch.get("sliding_window"), arch["num_layers"]
+    if not window:
+        return []
+    words, full = ["--window-size", f"{window - 1},0"], layers - (arch.get("windowed_layers") or layers)
+    kinds = [0 if (i + 1) * full // layers > i * full // layers else 1 for i in range(layers)]
+    return words + (["--window-attn-skip-freq", str(kinds).replace(" ", "")] if full else [])
+
+
+def _latent(arch: Mapping[str, Any]) -> list[str]:
+    """Return the options of multi-head latent attention."""
+    if not arch.get("kv_lora_rank"):
+        return []
+    widths = {
+        "--q-lora-rank": arch.get("q_lora_rank"),
+        "--kv-lora-rank": arch["kv_lora_rank"],
+        "--qk-head-dim": arch["head_dim"] - arch["qk_rope_head_dim"],
+        "--qk-pos-emb-head-dim": arch["qk_rope_head_dim"],
+        "--v-head-dim": arch["v_head_dim"],
+    }
+    return ["--multi-latent-attention", *(w for name, width in widths.items() if width for w in (name, str(width)))]
+
+
+BALANCES = {
+    "aux_loss": ("aux_loss", "--moe-aux-loss-coeff", "1e-3"),
+    "bias": ("none", "--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias"),
+    "none": ("none",),
+}
+"""Balance of the router -> its load balancing type, and further options."""
 
 
 def _experts(arch: Mapping[str, Any]) -> list[str]:
@@ -72,7 +114,8 @@ def _experts(arch: Mapping[str, Any]) -> list[str]:
         *("--num-experts", str(moe["num_experts"]), "--moe-router-topk", str(moe["top_k"])),
         *("--moe-ffn-hidden-size", str(moe["expert_intermediate_size"])),
         *("--moe-token-dispatcher-type", "alltoall", "--moe-grouped-gemm"),
-        *("--moe-router-load-balancing-type", "none", "--expert-tensor-parallel-size", "1"),
+        *("--moe-router-load-balancing-type", *BALANCES[arch.get("router_balance") or "none"]),
+        *("--expert-tensor-parallel-size", "1"),
     ]
     if moe["num_shared_experts"]:
         width = moe["num_shared_experts"] * moe["expert_intermediate_size"]
@@ -96,7 +139,7 @@ def _training(data: Mapping[str, Any]) -> list[str]:
         *("--train-iters", str(steps), "--seed", str(data["seed"] or 1234)),
         *("--optimizer", "adam", "--lr", "1e-4", "--lr-decay-style", "constant"),
         *precision[data["precision"]],
-        *("--mock-data", "--num-workers", "1", "--split", "100,0,0"),
+        *("--mock-data", "--no-create-attention-mask-in-dataloader", "--num-workers", "1", "--split", "100,0,0"),
     ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from common import IllegalConfig, MissingRequirement, write_json
-from hf_config import describe_shape
+from hf_config import FAMILIES, describe_shape
 
 MODEL = "CCL_MODEL_PATH"
 NO_OPTION = frozenset({"auto", "default", "none"})
@@ -86,15 +86,11 @@ def find_checkpoint() -> Path:
     return folder
 
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "mixtral": "MixtralForCausalLM"}
-"""Type of a model -> its class in transformers, by which engines choose their own."""
-
-
 def describe_model(arch: Mapping[str, Any], max_len: int) -> dict[str, Any]:
-    """Return the card's model as transformers' `config.json`; IllegalConfig if it is neither a Llama nor a Mixtral."""
+    """Return the card's model as transformers' `config.json`; IllegalConfig if no family has its layers."""
     shape = describe_shape(arch)
     return {
-        "architectures": [ARCHITECTURES[shape["model_type"]]],
+        "architectures": [f"{FAMILIES[shape['model_type']]}ForCausalLM"],
         **shape,
         "max_position_embeddings": max_len,
         "rope_theta": 10_000.0,

@@ -154,7 +154,8 @@ def make_spec(arch: Mapping[str, Any], seq_len: int) -> ModelSpec:
     """Return torchtitan's specification of the card's model: Llama 3 if heads have the hidden size, else Qwen3."""
     if not arch["gated_mlp"]:
         raise IllegalConfig("torchtitan's Llama 3 and Qwen3 are gated (SwiGLU), but the card's model is not")
-    is_llama = not arch.get("moe") and arch["head_dim"] * arch["num_heads"] == arch["hidden_size"]
+    is_llama = arch["head_dim"] * arch["num_heads"] == arch["hidden_size"]
+    is_llama = is_llama and not (arch.get("moe") or arch.get("qk_norm"))
     library = llama3 if is_llama else qwen3
     hidden, vocab, tied = arch["hidden_size"], arch["vocab_size"], arch["tied_embeddings"]
     make_model, make_layers = (llama3.Llama3Model, _llama_layers) if is_llama else (qwen3.Qwen3Model, _qwen_layers)

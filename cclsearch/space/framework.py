@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator
 
-from cclsearch.card.model import Card
+from cclsearch.card.model import FEATURES, Card
 from cclsearch.card.task import TASKS, list_declared
 from cclsearch.core.content import content_roots, find_content, list_frameworks
 from cclsearch.core.errors import UserError
@@ -19,6 +19,7 @@ from cclsearch.core.trust import require_trust
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
+from cclsearch.space.built import fit_model
 from cclsearch.space.inert import InertWhen
 from cclsearch.space.knobs import canonical_name, meaning_of
 from cclsearch.space.numbers import LIMITS, check_number, find_number, list_divisors
@@ -125,6 +126,9 @@ class Framework(Model):
     """Knobs of other frameworks that this one cannot have -> the reason and the alternative, one line each."""
     libraries: tuple[str, ...] = ()
     """Libraries of its processes whose variables a search may open: names in `variables.yaml`."""
+    builds: tuple[str, ...] = ()
+    """Features of models (`FEATURES` of the card) that its run script builds, also with one value
+    (`router_balance=bias`); others are left out of the model that trials train, and said."""
     cannot: dict[str, str] = {}
     """Model features that its run script cannot build (names of `LIMITS`) -> the remedy, one line each."""
     precisions: tuple[str, ...] = ()
@@ -163,6 +167,12 @@ class Framework(Model):
         if not all(way.strip() for way in cannot.values()):
             raise ValueError("each limit needs one line that says what to do")
         return cannot
+
+    @field_validator("builds")
+    @classmethod
+    def _check_builds(cls, builds: tuple[str, ...]) -> tuple[str, ...]:
+        _refuse_unknown("there is no feature", [name.split("=")[0] for name in builds], FEATURES)
+        return builds
 
     @field_validator("libraries")
     @classmethod
@@ -308,9 +318,9 @@ def choose_framework(card: Card, chosen: str | None = None) -> tuple[Card, Frame
     """
     found = find_framework(card.framework)
     if chosen is not None and (asked := load_framework(chosen)) != found:
-        return card.model_copy(update={"framework": asked.name, "framework_version": ""}), asked
+        card, found = card.model_copy(update={"framework": asked.name, "framework_version": ""}), asked
     if found is not None:
-        return card, found
+        return fit_model(card, found.name, found.builds), found
     able = [framework.name for framework in _read_all() if framework.can_run(card)]
     named = (
         f"the framework {one_line(card.framework, 60)!r}, for which there is no run script" if card.framework else ""

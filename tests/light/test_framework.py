@@ -27,7 +27,7 @@ from cclsearch.launch.slurm.job_files import RunScript
 from cclsearch.launch.slurm.probe import read_needs
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import build_space, explain_config
-from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.framework import Framework, choose_framework, load_framework
 from cclsearch.space.numbers import LIMITS
 from cclsearch.space.promises import RequiredVariable
 from cclsearch.space.rule import PARAMETERS, RULES, Clause, register_rule
@@ -420,3 +420,19 @@ def test_no_knob_of_a_shipped_framework_sets_a_variable_of_the_trial_contract():
         framework = load_framework(path.name.removesuffix(".framework.yaml"))
         for knob in (*framework.knobs, *framework.optional_knobs):
             assert f"CCL_{knob.name.upper()}" not in stated, f"{framework.name}: {knob.name}"
+
+
+def test_what_a_framework_does_not_build_is_left_out_and_said():
+    latent = {"kv_lora_rank": 64, "v_head_dim": 96, "qk_rope_head_dim": 32}
+    card = load_card("wl2")
+    features = {"qk_norm": True, "sliding_window": 128, "router_balance": "aux_loss", **latent}
+    card = card.model_copy(update={"model": card.arch.model_copy(update=features)})
+    fitted, _ = choose_framework(card, "megatron")
+    assert fitted.arch == card.arch
+    fitted, framework = choose_framework(card, "torchtitan")
+    assert (fitted.arch.features, fitted.arch.head_dim, fitted.arch.v_head_dim) == (("qk_norm",), 96, None)
+    (note,) = set(fitted.notes) - set(card.notes)
+    assert note.startswith("differs from the card's model under torchtitan: no sliding windows, about ")
+    assert "more time, predicted; no latent attention, " in note
+    assert "no balance of the router (aux_loss), effect unknown" in note
+    assert choose_framework(fitted, framework.name)[0] == fitted, "a resumed search says it once"

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from test_run_script_options import load_script
 from trials import DENSE, MOE, make_input, run_script
 
+from cclsearch.card.arch import count_parameters
 from cclsearch.card.load import load_card
 from cclsearch.card.model import ModelArch
 from cclsearch.core.values import Value
@@ -54,6 +56,52 @@ def check_same_training(folder: Path, arch: ModelArch, config: dict[str, Value])
 def test_trains_the_same_model_on_the_same_data_as_cpu(tmp_path):
     """`make test-layouts` trains a mixture of experts too."""
     check_same_training(tmp_path, DENSE, {"dp": 2, "micro_batch_size": 2, "activation_checkpointing": "full"})
+
+
+LATENT = {
+    "kv_lora_rank": 8,
+    "q_lora_rank": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "head_dim": 24,
+    "num_kv_heads": 4,
+}
+OF_FAMILIES = [
+    ("mistral", DENSE, {"sliding_window": 8}),
+    ("qwen2", DENSE, {"qkv_bias": True, "sliding_window": 8, "windowed_layers": 3}),
+    ("qwen3", DENSE, {"qk_norm": True, "qkv_bias": True, "sliding_window": 8, "windowed_layers": 2}),
+    ("qwen3_moe", MIXTRAL, {"qk_norm": True, "router_balance": "aux_loss"}),
+    ("glm4_moe", MOE, {"qk_norm": True}),
+    ("deepseek_v3", MOE, LATENT),
+    ("deepseek_v3", DENSE, LATENT),
+]
+
+
+@pytest.mark.parametrize(("family", "arch", "features"), OF_FAMILIES)
+def test_the_model_is_of_the_family_that_has_the_cards_features(script, family, arch, features):
+    transformers = pytest.importorskip("transformers")
+    arch = arch.model_copy(update=features)
+    fields = script.describe_model(make_input({"micro_batch_size": 8}, arch=arch).model_dump(mode="json"))
+    assert fields.pop("model_type") == family
+    config = transformers.AutoConfig.for_model(family, **fields)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(count_parameters(arch), rel=0.01)
+    assert arch.windowed_layers in (None, list(getattr(config, "layer_types", ())).count("sliding_attention"))
+
+
+def test_a_model_with_latent_attention_and_shared_experts_trains_alike_on_every_layout(tmp_path):
+    pytest.importorskip("accelerate")
+    arch = MOE.model_copy(update=LATENT)
+
+    def run(dp):
+        payload = make_input({"dp": dp, "micro_batch_size": 4}, arch=arch).model_copy(update={"accelerator": "cpu"})
+        return run_script(tmp_path / str(dp), payload, script="hf_trainer.py")
+
+    one, two = run(1), run(2)
+    assert one.losses == pytest.approx(two.losses, rel=2e-5)
+    assert one.losses[-1] < one.losses[0]
+    assert two.num_params == pytest.approx(count_parameters(arch), rel=0.01)
 
 
 def test_the_global_batch_is_split_into_micro_batches_and_accumulation(script):

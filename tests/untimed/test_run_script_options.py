@@ -94,6 +94,28 @@ def test_megatron_experts(monkeypatch):
         assert absent not in words
 
 
+FEATURES = [
+    ({"qk_norm": True, "qkv_bias": True}, "--disable-bias-linear --add-qkv-bias --qk-layernorm", "use_qk_norm=True"),
+    ({"sliding_window": 128}, "--window-size 127,0", ""),
+    ({"sliding_window": 128, "windowed_layers": 1}, "--window-size 127,0 --window-attn-skip-freq [1,0]", ""),
+    ({"mtp_layers": 1}, "--mtp-num-layers 1", ""),
+    ({"router_balance": "aux_loss"}, "--moe-router-load-balancing-type aux_loss", "load_balance_loss_weight=0.001"),
+    ({"router_balance": "bias"}, "--moe-router-enable-expert-bias", "routed_bias=true"),
+    (
+        {"kv_lora_rank": 8, "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 24},
+        "--multi-latent-attention --kv-lora-rank 8 --qk-head-dim 16 --qk-pos-emb-head-dim 8 --v-head-dim 16",
+        "attention_type=mla q_lora_rank=0 qk_nope_head_dim=16 kv_lora_rank=8",
+    ),
+]
+
+
+@pytest.mark.parametrize(("features", "megatron", "maxtext"), FEATURES)
+def test_the_models_features_are_options(features, megatron, maxtext, monkeypatch):
+    payload = make_input({"micro_batch_size": 8}, arch=MOE.model_copy(update=features), precision="bf16")
+    assert megatron in " ".join(render("megatron", payload, monkeypatch))
+    assert maxtext.replace("=True", "=true") in " ".join(render("maxtext", payload, monkeypatch))
+
+
 def test_maxtext_dense(monkeypatch):
     config: dict[str, Value] = {
         "tp": 2,
