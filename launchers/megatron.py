@@ -42,7 +42,7 @@ def show_launch(data: Mapping[str, Any]) -> LaunchForm:
         title="Megatron-LM",
         command=[*torchrun_words(data), "pretrain_gpt.py", *render_options(data)],
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        checked="each option is in megatron.options.txt; the parser of Megatron Core 0.19.2 accepts those of all layouts",
+        checked="each option is in megatron.options.txt, which says which Megatron Core 0.19.2 parses",
         notes=(
             *torchrun_notes(data),
             "Run it in a checkout of Megatron-LM, on mock data; --train-iters is the number of steps.",
