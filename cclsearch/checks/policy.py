@@ -12,7 +12,8 @@ from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
-from cclsearch.propose.agent.policy.runner import SandboxRunner, environment_fields, workload_fields
+from cclsearch.propose.agent.policy.inputs import environment_fields, workload_fields
+from cclsearch.propose.agent.policy.runner import SandboxRunner
 from cclsearch.propose.agent.prompt.surrogate_table import make_surrogate_table
 from cclsearch.propose.base import SearchView
 from cclsearch.space.build import build_space, explain_config

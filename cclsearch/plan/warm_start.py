@@ -394,7 +394,7 @@ def _describe_search(earlier: RunSpec, state: RunState, trials: int) -> EarlierS
     withdrawn = find_withdrawn(state.reported)
     for event in state.reported:
         if isinstance(event, LlmTurn) and event.turn not in withdrawn:
-            beliefs |= event.beliefs
+            beliefs |= {one.part: f"x{one.factor:.4g}" for one in event.corrections if one.part}
             if text := one_line(redact(event.insight), MAX_INSIGHT):
                 insights.pop(text, None)
                 insights[text] = None

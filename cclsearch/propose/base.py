@@ -19,12 +19,13 @@ from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.core.registry import Registry
 from cclsearch.core.values import Config, Value
 from cclsearch.propose.agent.providers.types import Provider
+from cclsearch.propose.events import Correction
 from cclsearch.propose.events import ExpectedOutcome as ExpectedOutcome
 from cclsearch.propose.events import Note as Note
 from cclsearch.propose.events import ProposerEvent as ProposerEvent
 from cclsearch.propose.events import ReportedEvent as ReportedEvent
 from cclsearch.propose.observations import Observation as Observation
-from cclsearch.propose.observations import observed_rows
+from cclsearch.propose.observations import closed_rows
 from cclsearch.propose.warm_start.apply import apply_earlier
 from cclsearch.propose.warm_start.knowledge import EarlierKnowledge
 from cclsearch.scoring.objective import Objective, single_metric
@@ -82,6 +83,9 @@ class SearchView:
     llm_rows: frozenset[int] = frozenset()
     """Rows that an LLM chose: observed, but not counted in the failure penalty of the surrogate."""
 
+    supposed: tuple[Correction, ...] = ()
+    """Corrections of the prediction that are taken as certain, for the question what would follow from them."""
+
     @cached_property
     def objective(self) -> Objective:
         """Return the goal of the search."""
@@ -126,7 +130,7 @@ class SearchView:
     def taken_N(self) -> NDArray[np.bool_]:
         """(N,) whether the proposer must not propose the row: observed, running or held back. Read-only."""
         taken_N = np.zeros(len(self.space), dtype=bool)
-        taken_N[observed_rows(self.observations)] = True
+        taken_N[closed_rows(self.observations)] = True
         taken_N[list(self.pending)] = True
         taken_N |= mask_rows(self.held_back, len(self.space))
         taken_N.setflags(write=False)

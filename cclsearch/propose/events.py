@@ -84,7 +84,7 @@ class DecisionKind(StrEnum):
     EXTEND = "extend"
     """It asks for knobs or values that the search space does not have; the next turn decides over the larger space."""
     REVISE = "revise"
-    """It changes beliefs or withdraws an insight, without a trial; the next turn sees the effect."""
+    """It corrects the prediction or withdraws an insight, without a trial; the next turn sees the effect."""
     NONE = "none"
 
 
@@ -129,6 +129,20 @@ class SubmittedConfig:
     """Among the surrogate's most promising configurations, or the likeliest to win."""
 
 
+class Correction(Model):
+    """A change of the closed form that the LLM proposes: a factor, or a program; see `bayes/corrections.py`."""
+
+    part: str = ""
+    """Part of the cost, or KNOB=VALUE, or one of these of the memory (`memory:KNOB=VALUE`); empty with a program."""
+    factor: float = 1.0
+    program: str = ""
+    """Source of `correct(config, parts, card) -> parts`."""
+
+    def describe(self) -> str:
+        """`memory:activations x1.2`, or `a program`."""
+        return "a program" if self.program else f"{self.part} x{self.factor:.4g}"
+
+
 class LlmTurn(ReportedEvent):
     """One turn of the LLM: its decision, its lessons, and its cost."""
 
@@ -137,20 +151,27 @@ class LlmTurn(ReportedEvent):
     decision: DecisionKind = DecisionKind.NONE
     submitted: tuple[SubmittedConfig, ...] = ()
     refused: tuple[str, ...] = ()
-    """Reasons why further configurations, beliefs or doubts of the turn are left out."""
+    """Reasons why further configurations, corrections or doubts of the turn are left out."""
+    bet: str = ""
+    """Reason to end the search, unless the submitted configuration, the strongest rival, beats the best."""
     adds: dict[str, tuple[Value, ...]] = {}
     """Knob, variable or flag -> values that the turn asks to add to the search space."""
     why: str = ""
     """Reason for its additions to the space."""
     insight: str = ""
     withdraws: tuple[int, ...] = ()
-    """Earlier turns whose insight and beliefs the model withdraws."""
+    """Earlier turns whose insight and corrections the model withdraws."""
+    corrections: tuple[Correction, ...] = ()
     beliefs: dict[str, str] = {}
-    """Hints for the surrogate's prior: part of a step, or KNOB=VALUE -> how it compares with the prediction."""
+    """Hints of searches before there were corrections; they change nothing now."""
     doubts: tuple[int, ...] = ()
     """Numbers of finished trials whose measurement the model doubts."""
+    memory_crashes: tuple[int, ...] = ()
+    """Numbers of crashed trials that the model thinks were out of memory."""
     num_seen: int = 0
     """Finished trials that the turn could see."""
+    last_seen: int = 0
+    """The largest number of these."""
     policy: int | None = None
     """Version of the policy program that the turn submitted."""
     continues: int | None = None
@@ -164,7 +185,7 @@ class LlmTurn(ReportedEvent):
 
 
 def find_withdrawn(events: Iterable[ReportedEvent]) -> dict[int, int]:
-    """Turn with a withdrawn insight and beliefs -> the turn that withdrew them last."""
+    """Turn with a withdrawn insight and corrections -> the turn that withdrew them last."""
     turns = (event for event in events if isinstance(event, LlmTurn))
     return {withdrawn: turn.turn for turn in turns for withdrawn in turn.withdraws}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -34,11 +35,18 @@ class Observation:
     """Excess over the objective's constraints (`Objective.violation`); 0 if the trial satisfies all."""
     is_pruned: bool = False
     """Whether it ended early, slower than the best one beyond doubt: its metrics are of fewer steps."""
+    refusals: tuple[str, ...] = ()
+    """Why it was not admitted: each broken rule with its finding."""
 
     @property
     def is_valid(self) -> bool:
         """Whether proposers can learn from its metrics: it was admitted, apart from the constraints, or ended early."""
         return self.loss is not None or self.violation > 0 or self.is_pruned
+
+    @property
+    def is_unjudged(self) -> bool:
+        """Whether it ran, but was not admitted: its configuration may run once more."""
+        return self.failure is None and not self.is_valid
 
     def value(self, metric: str) -> float | None:
         """The metric's value if the trial is valid and measured it, else None."""
@@ -48,6 +56,13 @@ class Observation:
 def observed_rows(observations: Sequence[Observation]) -> NDArray[np.int64]:
     """Return the observed rows of the space, in no order."""
     return np.array([o.row for o in observations if o.row is not None], dtype=np.int64)
+
+
+def closed_rows(observations: Sequence[Observation]) -> NDArray[np.int64]:
+    """Return the observed rows of the space without those whose only run was not admitted."""
+    runs = Counter(o.row for o in observations)
+    closed = [o for o in observations if not o.is_unjudged or runs[o.row] > 1]
+    return observed_rows(closed)
 
 
 def observed_losses(observations: Sequence[Observation]) -> NDArray[np.float64]:

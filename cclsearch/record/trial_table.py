@@ -165,6 +165,7 @@ def observe_trial(trial: Trial, space: Space | None) -> Observation | None:
         is_confirmation=trial.purpose is not Purpose.SEARCH,
         violation=outcome.violation,
         is_pruned=outcome.is_pruned,
+        refusals=outcome.admission.reasons if outcome.admission and not outcome.failure else (),
     )
 
 

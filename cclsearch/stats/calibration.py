@@ -78,8 +78,6 @@ class Prior:
     """Relative standard deviation between repeats of a measurement."""
     dof: float
     """Degrees of freedom of the Student-t noise."""
-    num_added: int = 0
-    """Number of multipliers, the last ones, that beliefs have added: models are drawn alike with them and without."""
     known: KnownResidual | None = None
 
     def residual_covariance(self, left: Features, right: Features) -> Array:
@@ -216,23 +214,8 @@ class Posterior:
         # entirely if variances are equal; the drawn models would change with them.
         half_nP = _solve(self.factor_nn, self.jacobian_nP * self.prior.sd_P**2)
         covariance = np.diag(self.prior.sd_P**2) - half_nP.T @ half_nP
-        base = len(covariance) - self.prior.num_added
-        values, vectors = _root_parts(covariance[:base, :base])
-        root = (vectors * values) @ vectors.T
-        if not self.prior.num_added:
-            return np.asarray(root)
-        # block by block, so that the first multipliers are drawn as they are without the added ones
-        cross = covariance[base:, :base] @ (vectors / np.maximum(values, _TINY)) @ vectors.T
-        values, vectors = _root_parts(covariance[base:, base:] - cross @ cross.T)
-        return np.block([[root, np.zeros_like(cross.T)], [cross, (vectors * values) @ vectors.T]])
-
-    def draw_normal(self, count: int, rng: np.random.Generator) -> Array:
-        """(count, P) draws for `ensemble`; draws of the added multipliers change neither the others nor `rng`."""
-        normal = rng.standard_normal((count, len(self.theta_P) - self.prior.num_added))
-        if not self.prior.num_added:
-            return normal
-        added = rng.spawn(1)[0].standard_normal((count, self.prior.num_added))
-        return np.hstack([normal, added - added.mean(axis=0)])  # centred: a belief moves by its size, not by chance
+        values, vectors = np.linalg.eigh(covariance)
+        return np.asarray((vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T)
 
     def multiplier_sd(self) -> Array:
         """(P,) posterior standard deviation of the log multipliers."""
@@ -253,12 +236,6 @@ def weigh_hypotheses(
     weight_h = softmax(scores)
     kept = np.flatnonzero(weight_h >= least)
     return tuple(fits[h] for h in kept.tolist()), weight_h[kept] / weight_h[kept].sum()
-
-
-def _root_parts(covariance: Array) -> tuple[Array, Array]:
-    """Square roots of the eigenvalues, and the eigenvectors as columns: their product is a root of the covariance."""
-    values, vectors = np.linalg.eigh(covariance)
-    return np.sqrt(np.maximum(values, 0.0)), vectors
 
 
 def calibrate(model: ParametricModel, features: Features, prior: Prior, evidence: CalibrationData) -> Posterior:

@@ -96,14 +96,9 @@ class MemoryForm:
     """Probability of each combination of the undeclared ways, if earlier searches weighed them."""
     determined: frozenset[str] = frozenset()
     """Entries of `undeclared` that peaks of earlier searches determined: hypotheses of `form.unlearned` alone."""
-    ways: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Multiplier -> the name of each of its ways in `undeclared`, such as `gradients=2_bytes`, if it has several."""
-    believed: Mapping[tuple[str, float], float] = field(default_factory=dict)
-    """(multiplier, log multiplier) of an alternative -> log odds that an LLM's beliefs add."""
 
     def weigh_ways(self, name: str, prior: Prior | None = None) -> tuple[float, ...]:
-        """Return the weight of each alternative of an undeclared multiplier before trials and beliefs, up to a common
-        factor.
+        """Return the weight of each alternative of an undeclared multiplier before trials, up to a common factor.
 
         `prior` is the multipliers' prior; by default the form's own.
         """
@@ -170,11 +165,6 @@ class Predictor:
     """Metric -> its closed form."""
     memory: MemoryForm | None = None
     crash: Prior = CRASH
-    hint_parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Part of the primary metric that an LLM can give hints about -> its multipliers, each with the sign of its change
-    if the part costs more."""
-    memory_hint_parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """The same of the memory."""
     derived: Mapping[str, Derived] = field(default_factory=dict)
     loads: Loads | None = None
     """None: a trial measures one load."""

@@ -219,7 +219,7 @@ class Task:
     agent_metrics: tuple[str, ...] = ()
     """Metrics that the agent's tables show beside the primary one, if they follow from it."""
     agent_names: Mapping[str, str] = MappingProxyType({})
-    """Name in the agent's tables, predictions and beliefs -> its explanation, if it needs one."""
+    """Name in the agent's tables, predictions and corrections -> its explanation, if it needs one."""
     diagnosed_unit: str = "traced step"
     """Span over which a diagnosis gives seconds by cause."""
     unit_of_work: str = "run"

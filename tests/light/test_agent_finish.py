@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from llm.cases import SPACE, Search, invented_time_s, plain_table, run_trial
 from llm.turns import GOOD, FakeClock, Scripted, call, run_turn, submit
@@ -29,116 +29,84 @@ from cclsearch.propose.agent.providers.types import (
     Usage,
 )
 from cclsearch.propose.base import Proposal, Proposer, SearchView
-from cclsearch.propose.bayes.prior_hints import collect_hints
-from cclsearch.propose.events import DecisionKind, LlmTurn
-from cclsearch.propose.study.choose import make_sampler
+from cclsearch.propose.events import LlmTurn
 
-BELIEFS = [{"part": "pp=1", "is": "much_more"}]
-FINISH = call("finish", {"reason": "nothing is left", "beliefs": BELIEFS})
-
-
-def searched() -> SearchView:
-    return replace(Search(observations=[run_trial(1, SPACE.config(0))]).view, next_trial=2)
+TIMED = sorted((time_s, row) for row in range(len(SPACE)) if (time_s := invented_time_s(SPACE.config(row))) is not None)
+FAST = [row for _, row in TIMED]
+OOM = [row for row in range(len(SPACE)) if row not in FAST]
+RIVAL = FAST[20]
+FINISH = call("finish", {"reason": "nothing is left", "insight": "x"})
 
 
-def left_without_beliefs(view: SearchView) -> SurrogateTable:
-    """A table by which something is left until the model says what it believes."""
-    believes = bool(collect_hints(view))
-    return replace(plain_table(), nothing_left=believes, why="nothing is left" if believes else "something may win")
+def searched(count: int = 3) -> SearchView:
+    trials = [run_trial(n, SPACE.config(row)) for n, row in enumerate(FAST[10 : 10 + count], 1)]
+    return replace(Search(observations=trials).view, next_trial=count + 1)
 
 
-def left_with_beliefs(view: SearchView) -> SurrogateTable:
-    believes = bool(collect_hints(view))
-    return replace(plain_table(), nothing_left=not believes, why="by the beliefs something may win")
+def rated(gain: float, **more: object) -> SurrogateTable:
+    """A table whose strongest rival, and first choice, is `RIVAL`."""
+    wins_N = np.zeros(len(SPACE))
+    wins_N[RIVAL] = 0.3
+    return replace(plain_table(), gain_left=gain, wins_N=wins_N, why="something may win", **more)  # type: ignore[arg-type]
 
 
-def take_turn(provider: Scripted, make_table: object, *, folder: Path | None = None, **more: object) -> TurnOutcome:
-    agent = Agent(provider, make_table=make_table, clock=FakeClock(), folder=folder)  # type: ignore[arg-type]
-    return agent.run_turn(searched(), 1, max_submitted=1, overrules_left=1, **more)  # type: ignore[arg-type]
+def ask(*answers: Answer, table: SurrogateTable, view: SearchView | None = None, **more: Any) -> TurnOutcome:
+    agent = Agent(Scripted(*answers), make_table=lambda view: table, clock=FakeClock(), folder=more.pop("folder", None))
+    return agent.run_turn(view or searched(), 1, **{"max_submitted": 1, "overrules_left": 1, **more})
 
 
-def test_finish_is_granted_if_nothing_is_left_by_the_beliefs_that_come_with_it():
-    outcome = take_turn(Scripted(FINISH), left_without_beliefs)
-    assert outcome.finish == "nothing is left"
-    assert outcome.event.beliefs == {"pp=1": "much_more"}
-    refused = take_turn(Scripted(call("finish", {"reason": "nothing is left"})), left_without_beliefs)
-    assert refused.finish is None
+def test_finish_is_granted_if_the_surrogate_expects_nothing_more():
+    outcome = ask(FINISH, table=rated(0.001, nothing_left=True))
+    assert (outcome.finish, outcome.event.insight, outcome.proposals) == ("nothing is left", "x", ())
 
 
-def test_a_refused_finish_keeps_its_beliefs_and_the_next_request_says_so():
-    provider = Scripted(FINISH, submit(GOOD))
-    arbiter = Arbiter(Agent(provider, make_table=left_with_beliefs, clock=FakeClock()), make_sampler("default"))
-    proposals = arbiter.propose(replace(searched(), next_trial=3), 1)
-    turns = [event for event in arbiter.take_events() if isinstance(event, LlmTurn)]
-    assert [turn.decision for turn in turns] == [DecisionKind.REVISE, DecisionKind.SUBMIT]
-    assert turns[0].beliefs == {"pp=1": "much_more"}
-    assert [dict(proposal.config) for proposal in proposals] == [GOOD]
-    second = provider.requests[1].messages[0].text
-    assert "finish refused: by the beliefs something may win. What you sent with it is kept" in second
-    assert "pp=1: much more" in second
-
-
-def test_a_belief_about_a_value_that_no_trial_had_does_not_end_the_search():
-    guess = call("finish", {"reason": "nothing is left", "beliefs": [{"part": "pp=2", "is": "much_more"}]})
-    provider = Scripted(guess)
-    outcome = take_turn(provider, left_without_beliefs)
+def test_finish_at_the_llms_risk_runs_the_strongest_rival_and_replays(tmp_path):
+    outcome = ask(FINISH, table=rated(0.04), folder=tmp_path)
     assert outcome.finish is None
-    assert outcome.event.beliefs == {"pp=2": "much_more"}
-    assert "something may win. This is without your beliefs about values that no trial had" in outcome.event.refused[0]
-
-
-def test_the_arbiter_ends_the_search_by_the_same_beliefs():
-    agent = Agent(Scripted(FINISH), make_table=left_without_beliefs, clock=FakeClock())
-    arbiter = Arbiter(agent, make_sampler("default"))
-    assert arbiter.propose(replace(searched(), next_trial=3), 1) == []
-    assert "the LLM ended the search" in (arbiter.ending() or "")
-
-
-def revised() -> SearchView:
-    return replace(searched(), events=(LlmTurn(turn=1, decision=DecisionKind.REVISE, insight="x", num_seen=1),))
-
-
-@pytest.mark.parametrize(
-    ("view", "is_stalled", "words"),
-    [
-        (searched(), True, "they are not kept, because after a stall you choose without them"),
-        (revised(), False, "does not count, and is not kept: beliefs change once between two trials"),
-    ],
-)
-def test_a_refusal_says_why_the_beliefs_are_not_kept(view, is_stalled, words):
-    provider = Scripted(FINISH, submit(GOOD))
-    agent = Agent(provider, make_table=lambda view: plain_table(), clock=FakeClock())
-    outcome = agent.run_turn(view, 1, max_submitted=1, overrules_left=1, first_only=is_stalled)
-    answer = provider.requests[1].messages[-1].results[0]
-    assert answer.is_error
-    assert words in answer.text
-    assert outcome.event.beliefs == {}
-
-
-def test_after_a_stall_the_beliefs_of_a_request_to_finish_count_too(tmp_path):
-    outcome = take_turn(Scripted(FINISH), left_without_beliefs, first_only=True, folder=tmp_path)
-    assert (outcome.finish, outcome.event.beliefs) == ("nothing is left", {"pp=1": "much_more"})
+    assert [SPACE.row(proposal.config) for proposal in outcome.proposals] == [RIVAL]
+    assert outcome.event.bet == "nothing is left"
     assert [turn.is_same for turn in replay_turns(tmp_path)] == [True]
 
 
-def test_after_a_stall_only_the_beliefs_of_the_first_request_of_a_turn_count():
-    other = call("finish", {"reason": "nothing is left", "beliefs": [{"part": "tp=1", "is": "much_more"}]})
-
-    def left_unless_tp(view: SearchView) -> SurrogateTable:
-        return replace(plain_table(), nothing_left="tp=1" in collect_hints(view), why="something may win")
-
-    assert take_turn(Scripted(other), left_unless_tp, first_only=True).finish is not None
-    assert take_turn(Scripted(FINISH, other, submit(GOOD)), left_unless_tp, first_only=True).finish is None
+LOST = (LlmTurn(turn=1, bet="sure"),)
 
 
-def test_a_replay_judges_by_the_recorded_figures(tmp_path, monkeypatch):
-    take_turn(Scripted(FINISH), left_without_beliefs, folder=tmp_path)
+@pytest.mark.parametrize(
+    ("gain", "count", "events", "first_only", "why"),
+    [
+        (0.04, 2, (), False, "from 3 measured trials on"),
+        (0.06, 3, (), False, "at your own risk below 5%"),
+        (0.04, 3, (), True, "you stalled"),
+        (0.04, 3, LOST, False, "a rival beat the best"),
+    ],
+)
+def test_finish_is_refused_with_the_reason(gain, count, events, first_only, why):
+    view = replace(searched(count), events=events)
+    provider = Scripted(FINISH, submit(GOOD))
+    agent = Agent(provider, make_table=lambda view: rated(gain), clock=FakeClock())
+    outcome = agent.run_turn(view, 1, max_submitted=1, overrules_left=1, first_only=first_only)
+    assert outcome.event.bet == ""
+    assert why in provider.requests[1].messages[-1].results[0].text
 
-    def never(view):
-        raise AssertionError("the record has the table")
 
-    monkeypatch.setattr("cclsearch.propose.agent.prompt.surrogate_table.fit_posterior", never)
-    assert [(turn.decision, turn.is_same) for turn in replay_turns(tmp_path)] == [("finish: nothing is left", True)]
+@pytest.mark.parametrize(("rival", "ends"), [(0, False), (-1, True)], ids=["beats the best", "does not"])
+def test_the_rival_settles_whether_the_search_ends(rival, ends):
+    table = rated(0.04)
+    table.wins_N[RIVAL], table.wins_N[FAST[rival]] = 0.0, 0.3
+    first, second, last = (submit(dict(SPACE.config(FAST[n]))) for n in (11, 12, 1))
+    provider = Scripted(first, second, FINISH, last)
+    agent = Agent(provider, make_table=lambda view: table, clock=FakeClock())
+    arbiter = Arbiter(agent, Fastest(skip=10), rules=ArbiterSettings(num_seeds=1, overrules=9))
+    search = Search(budget=5)
+    search.run(arbiter)
+    assert list_rows(search) == [*FAST[10:13], FAST[rival], *([] if ends else [FAST[1]])]
+    assert ("its strongest rival, trial 4, did not beat the best: nothing is left" in (arbiter.ending() or "")) == ends
+
+
+def test_the_surrogates_row_is_one_word():
+    outcome = ask(call("follow"), table=rated(0.5))
+    assert [SPACE.row(proposal.config) for proposal in outcome.proposals] == [0]
+    assert not outcome.event.submitted[0].is_overrule
 
 
 def test_tokens_money_and_seconds_are_accounted():
@@ -191,20 +159,20 @@ def test_raised_limit_applies_to_later_turns():
     assert (limits.max_tokens, limits.max_usd) == (5, 2.0)
 
 
-TIMED = sorted((time_s, row) for row in range(len(SPACE)) if (time_s := invented_time_s(SPACE.config(row))) is not None)
-FAST = [row for _, row in TIMED]
-OOM = [row for row in range(len(SPACE)) if row not in FAST]
 BETTER, WORSE = 0.5, 2.0
 """`refuted_at` over the true time: the trial is refuted, or it is not."""
 
 
 class Fastest(Proposer):
-    """Takes the fastest open row: after its seed nothing improves."""
+    """Takes the fastest open row but some: after its seed nothing of these improves."""
 
     name = "default"
 
+    def __init__(self, skip: int = 0) -> None:
+        self.skip = skip
+
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
-        rows = [row for row in FAST if not view.taken_N[row]]
+        rows = [row for row in FAST[self.skip :] if not view.taken_N[row]]
         return [Proposal(SPACE.config(row), self.name) for row in rows[:count]]
 
 

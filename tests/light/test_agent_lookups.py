@@ -38,8 +38,8 @@ def test_after_eight_lookups_more_are_refused_and_the_tools_stay_the_same():
     assert len(provider.requests) <= MAX_LOOKUPS + 3
 
 
-def test_lookups_beside_a_revision_are_named_in_the_next_request():
-    answer = call("revise", {"why": "w", "insight": "pp=1 is slow"})
+def test_lookups_beside_a_correction_are_named_in_the_next_request():
+    answer = call("correct", {"why": "w", "insight": "pp=1 is slow"})
     beside = tuple(ToolCall(id=name, name=name, arguments={"trial": 1}) for name in ("trial", "predict", "trial"))
     outcome = run_turn(Scripted(answer.model_copy(update={"calls": (*beside, *answer.calls)})))
     (why,) = outcome.event.refused

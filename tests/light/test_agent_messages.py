@@ -23,8 +23,8 @@ from cclsearch.propose.agent.prompt.untested_values import untried_lines
 from cclsearch.propose.agent.providers.types import Answer
 from cclsearch.propose.agent.tools.tool_schemas import make_toolset
 from cclsearch.propose.base import Observation, ProposerEvent, SearchView
-from cclsearch.propose.bayes.prior_hints import apply_hints
-from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
+from cclsearch.propose.bayes.corrections import find_shifts
+from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, Correction, LlmTurn, SubmittedConfig
 from cclsearch.space.table import RECORDED_RULES, Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import predict_space
 
@@ -256,13 +256,11 @@ def test_each_value_without_a_trial_has_a_line_with_the_likeliest_candidate():
 
 
 @pytest.mark.parametrize("value", [0, 1])
-def test_a_belief_about_a_value_does_not_count_where_the_knob_changes_nothing(value):
+def test_a_correction_of_a_value_does_not_count_where_the_knob_changes_nothing(value):
     view = idle_view()
-    belief = LlmTurn(turn=1, beliefs={f"zero_stage={value}": "much_more"}, num_seen=3, text="")
-    believing = replace(view, events=(belief,))
+    correction = Correction(part=f"zero_stage={value}", factor=2.0)
+    moved_N, _ = find_shifts(replace(view, observations=()), view.predictor, correction)
     rows = np.arange(len(view.space))
-    plain, form = (apply_hints(v.predictor, v).forms["step_time_s"] for v in (view, believing))
-    moved_N = form.log_cost(rows)(form.prior.mean_P) - plain.log_cost(rows)(plain.prior.mean_P)
     configs = [view.space.config(int(row)) for row in rows]
     has_effect_N = np.array([config["dp"] != 1 and config["zero_stage"] == value for config in configs])
     assert moved_N[has_effect_N] == pytest.approx(np.log(2))

@@ -20,10 +20,18 @@ from cclsearch.propose.agent.prompt.prompt import PromptInput, PromptOptions, wr
 from cclsearch.propose.agent.prompt.surrogate_table import find_unseen, make_surrogate_table
 from cclsearch.propose.agent.tools.tool_schemas import make_toolset
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
-from cclsearch.propose.bayes.prior_hints import collect_hints, parse_hints
+from cclsearch.propose.bayes.corrections import collect_corrections
 from cclsearch.propose.bayes.snapshot import find_gain_left
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.propose.events import ArbiterPhase, ArbiterState, DecisionKind, LlmMode, LlmTurn, SubmittedConfig
+from cclsearch.propose.events import (
+    ArbiterPhase,
+    ArbiterState,
+    Correction,
+    DecisionKind,
+    LlmMode,
+    LlmTurn,
+    SubmittedConfig,
+)
 from cclsearch.propose.study.choose import make_sampler
 from cclsearch.recording.load import Recording, load_recording
 from cclsearch.space.table import Knob, space_from_rows
@@ -97,8 +105,8 @@ def test_a_revision_costs_no_trial_and_the_model_decides_again_over_new_predicti
     rows = search_rows(2)
     view = view_of(rows, next_trial=3, events=())
     provider = Scripted(
-        call("revise", {"why": "w", "beliefs": [{"part": "pp=1", "is": "much_more"}], "insight": "pp=1 is slow"}),
-        call("revise", {"why": "again", "insight": "x"}),
+        call("correct", {"why": "w", "corrections": [{"part": "pp=1", "factor": 2}], "insight": "pp=1 is slow"}),
+        call("correct", {"why": "again", "insight": "x"}),
         lambda request: submit(dict(view.space.config(make_surrogate_table(view).order[0]))),
     )
     arbiter = Arbiter(Agent(provider, options=AgentOptions()), make_sampler("default"))
@@ -110,35 +118,27 @@ def test_a_revision_costs_no_trial_and_the_model_decides_again_over_new_predicti
     # the second request is of a new turn, with other predictions, and cannot be revised again before a trial
     first, second = provider.requests[0], provider.requests[1]
     assert first.messages[0].text != second.messages[0].text
-    assert "pp=1: much more" in second.messages[0].text
+    assert "turn 1: pp=1 x2: step time of " in second.messages[0].text
     assert (first.system, first.tools) == (second.system, second.tools), "the provider's cache hits"
-    assert "no `revise` now" in second.messages[0].text
-    assert "no `revise` now" not in first.messages[0].text
+    assert "no `correct` now" in second.messages[0].text
+    assert "no `correct` now" not in first.messages[0].text
     assert provider.requests[2].messages[-1].results[0].is_error
 
 
-def test_after_a_stall_beliefs_cannot_be_revised_before_the_choice():
-    provider = Scripted(call("revise", {"why": "w", "insight": "trust me"}))
-    outcome = take_turn(view_of(search_rows(2)), provider, first_only=True)
-    assert outcome.stall is not None
-    assert "no `revise` now" in provider.requests[0].messages[0].text
-    assert provider.requests[1].messages[-1].results[0].is_error
-
-
 def test_a_revision_that_changes_nothing_is_corrected():
-    provider = Scripted(call("revise", {"why": "w", "beliefs": [{"part": "nonsense", "is": "more"}]}))
+    provider = Scripted(call("correct", {"why": "w", "corrections": [{"part": "nonsense", "factor": 2}]}))
     assert take_turn(view_of([0]), provider).stall is not None
-    assert "nothing to revise" in provider.requests[1].messages[-1].results[0].text
+    assert "nothing new: give corrections" in provider.requests[1].messages[-1].results[0].text
 
 
-def test_a_withdrawn_insight_is_marked_and_its_beliefs_no_longer_count():
+def test_a_withdrawn_insight_is_marked_and_its_corrections_no_longer_count():
     turns = (
-        LlmTurn(turn=1, insight="pipelines are free", beliefs={"pipeline": "much_less"}, num_seen=2),
+        LlmTurn(turn=1, insight="pipelines are free", corrections=(Correction(part="pp=4", factor=0.5),), num_seen=2),
         LlmTurn(turn=2, insight="bubbles cost much", withdraws=(1,), num_seen=2),
     )
     before, after = view_of([0, 1], events=turns[:1]), view_of([0, 1], events=turns)
-    assert set(collect_hints(before)) == {"pipeline"}
-    assert collect_hints(after) == {}
+    assert [one.label for one in collect_corrections(before)] == ["turn 1: pp=4 x0.5"]
+    assert collect_corrections(after) == []
     lines = prompt_of(after).splitlines()
     assert 'turn 1 (WITHDRAWN in turn 2): "pipelines are free"' in lines
     assert 'turn 2: "bubbles cost much"' in lines
@@ -247,22 +247,7 @@ def test_an_llm_that_knew_the_result_much_better_than_the_surrogate_is_not_suspe
     assert (found is not None) == stalls
 
 
-def test_a_belief_about_the_memory_of_a_value_moves_the_memory_of_its_configurations_alone():
-    rows = search_rows(1)
-    plain = fit_posterior(view_of(rows))
-    turn = LlmTurn(turn=1, beliefs={"memory:micro_batch_size=4": "much_less"}, num_seen=1)
-    moved = fit_posterior(view_of(rows, events=(turn,)))
-    assert plain is not None
-    assert moved is not None
-    ratio = moved.memory_gib_m / plain.memory_gib_m
-    has_value = RECORDING.space.column("micro_batch_size")[plain.rows_m] == 4
-    assert has_value.any()
-    assert ratio[has_value] == pytest.approx(0.5, abs=0.1)
-    assert ratio[~has_value] == pytest.approx(1.0, abs=0.02)
-    assert moved.log_cost_m == pytest.approx(plain.log_cost_m, abs=0.02)
-
-
-# what the surrogate says of the noise, of the memory, of beliefs, and of the trials left
+# what the surrogate says of the noise, and of the trials left
 
 
 def test_the_gain_of_the_trials_left_is_that_of_the_best_of_their_drawn_results():
@@ -316,33 +301,3 @@ def test_the_scatter_names_the_trial_that_the_others_contradict():
         return float(re.search(r"up to x([\d.]+)", text)[1])  # type: ignore[index]
 
     assert largest(noisy) > 2.0 > largest(plain)
-
-
-def test_a_belief_raises_the_weight_of_what_the_space_does_not_say_of_the_memory():
-    said = "optimizer_states=sharded"
-    turn = LlmTurn(turn=1, beliefs={said: "much_more"}, num_seen=0)
-    weights, gib = [], []
-    for events in ((), (turn,)):
-        posterior = fit_posterior(view_of([], events=events))
-        assert posterior is not None
-        ways = posterior.models.feasibility.weigh_ways()
-        assert all(sum(way.values()) == pytest.approx(1.0, abs=0.02) for way in ways.values())
-        weights.append(ways["unsharded"][said])
-        gib.append(float(posterior.memory_gib_m.mean()))
-    assert weights[1] > 0.95 > weights[0]
-    assert gib[1] < gib[0]
-    assert parse_hints([{"part": said, "is": "much_more"}], view_of([])) == {said: "much_more"}
-
-
-def test_the_prompt_says_what_a_belief_changed_and_that_measured_values_stay():
-    rows = search_rows(1)
-    pp = RECORDING.space.config(rows[0])["pp"]
-    turn = LlmTurn(turn=1, decision=DecisionKind.REVISE, beliefs={f"pp={pp}": "much_more"}, num_seen=1)
-    effect = make_surrogate_table(view_of(rows, events=(turn,))).effects[f"pp={pp}"]
-    assert effect.endswith("; every measured trial has it")
-    ratios = re.findall(r"x([\d.]+)(?= to|, of|;)", effect)
-    own, others = float(ratios[0]), float(ratios[-1])
-    assert own > others
-    assert others < 0.9
-    later = LlmTurn(turn=2, decision=DecisionKind.SUBMIT, num_seen=1)
-    assert make_surrogate_table(view_of(rows, events=(turn, later))).effects == {}

@@ -14,9 +14,6 @@ from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, StallCount, find_stall, find_standing
 from cclsearch.propose.base import ExpectedOutcome, Observation, SearchView
-from cclsearch.propose.bayes.prior_hints import parse_hints
-from cclsearch.propose.bayes.snapshot import find_chances
-from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.propose.events import ArbiterPhase, ArbiterState, DecisionKind, LlmTurn, SubmittedConfig
 from cclsearch.recording.load import load_recording
 
@@ -82,13 +79,15 @@ def test_other_misses_count_whole(seconds, more):
     assert standing(view_of([10.0, seconds], [(item(1, **more),)])).total == 1
 
 
-@pytest.mark.parametrize(
-    ("predicted", "seconds", "weight"),
-    [(11.0, 12.0, 2), (11.0, 10.5, 1), (9.0, 12.0, 1)],
-    ids=["rightly predicted worse", "better than predicted", "predicted better"],
-)
-def test_a_trial_that_the_surrogate_rightly_predicted_to_be_worse_counts_double(predicted, seconds, weight):
-    assert standing(view_of([10.0, seconds], [(item(1, predicted),)])).total == weight
+def test_a_trial_that_was_not_admitted_counts_nothing_and_its_row_is_free_once_more():
+    view = view_of([10.0, 12.0], [(item(1),)])
+    refused = replace(
+        view.observations[1], loss=None, metrics={}, refusals=("load: other processes use 1.5 of 2 cores",)
+    )
+    once = replace(view, observations=(view.observations[0], refused))
+    assert standing(once).total == 0
+    assert once.taken_N[:2].tolist() == [True, False]
+    assert replace(once, observations=(*once.observations, replace(refused, trial=3))).taken_N[1]
 
 
 def test_a_choice_that_the_surrogate_would_have_made_counts_half():
@@ -131,40 +130,3 @@ def test_lists_are_sorted_by_the_chance_to_win_then_by_the_prediction():
     assert table.sort_by_chance([1, 3, 4, 5], -1) == [5, 4, 3, 1]
     assert table.sort_by_chance([1, 3], 1) == [3, 1]
     assert replace(table, wins_N=None).sort_by_chance([4, 1, 5], 1) == [4, 1, 5]
-
-
-# the size of a belief
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        *[(1.02, "x1.02"), (0.95, "x0.95"), ("more", "more")],
-        *[(wrong, None) for wrong in (3.0, 0.1, True, "huge", float("nan"))],
-    ],
-)
-def test_a_belief_is_a_word_or_a_factor_between_a_half_and_two(given, kept):
-    view = view_of([10.0], [])
-    found = parse_hints([{"part": "pp=1", "is": given}], view)
-    assert found == ({} if kept is None else {"pp=1": kept})
-
-
-def test_a_factor_moves_the_prediction_by_its_size_and_hardly_widens_it():
-    short = [row for row in ROWS if RECORDING.space.column("pp")[row] == 1 and RECORDING.values[row]][:2]
-    observations = tuple(seen(n, row, RECORDING.values[row] or 0.0) for n, row in enumerate(short, 1))
-    plain_view = replace(view_of([], []), observations=observations)
-    plain = fit_posterior(plain_view)
-    assert plain is not None
-    has_value = RECORDING.space.column("pp")[plain.rows_m] == 4
-    assert has_value.any()
-    for belief, factor in (("x1.02", 1.02), ("x0.9", 0.9), ("much_more", 2.0)):
-        turn = LlmTurn(turn=1, beliefs={"pp=4": belief}, num_seen=2)
-        moved = fit_posterior(replace(plain_view, events=(turn,)))
-        assert moved is not None
-        ratio = np.exp(moved.log_cost_m - plain.log_cost_m)
-        assert ratio[has_value] == pytest.approx(factor, rel=0.03)
-        assert ratio[~has_value] == pytest.approx(1.0, abs=1e-6)
-        if abs(np.log(factor)) < 0.2:
-            assert (moved.sd_m / plain.sd_m)[has_value] == pytest.approx(1.0, abs=0.03)
-        if factor > 1:
-            assert (find_chances(moved) <= np.maximum(find_chances(plain), 0.02))[has_value].all()

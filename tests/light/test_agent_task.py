@@ -20,7 +20,7 @@ from cclsearch.propose.agent.arbiter.seeds import propose_seed
 from cclsearch.propose.agent.decision import ToolReply
 from cclsearch.propose.agent.memory.evidence import NoEvidence, TrialEvidence
 from cclsearch.propose.agent.options import read_seed_program
-from cclsearch.propose.agent.policy.runner import policy_inputs
+from cclsearch.propose.agent.policy.inputs import policy_inputs
 from cclsearch.propose.agent.prompt.prompt import PromptInput, PromptOptions, write_turn_prompt
 from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable, make_surrogate_table
 from cclsearch.propose.agent.providers.types import ToolCall
@@ -128,7 +128,7 @@ def test_prompt_has_the_words_of_its_task_and_none_of_training(mode):
     system, user, tools = write(make_view(), mode)
     assert system.startswith("You tune how pictures are resized on accelerators.")
     assert "A surrogate model (fitted to the trials so far) predicts" in system
-    assert "`part` is KNOB=VALUE" in tools
+    assert "`part` is all, memory:all, KNOB=VALUE" in tools
     assert 'framework "resizer"\nfixed work: pixels 640\n2 x cpu' in system
     assert "OBJECTIVE\nloss = 1 / image rate (images/s); lower is better\n" in system
     assert "\nloss = 1 / images_per_s, so a higher images_per_s is better\n" in system

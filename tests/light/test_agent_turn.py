@@ -17,6 +17,7 @@ from cclsearch.propose.agent.providers.types import (
     ProviderError,
     StopReason,
 )
+from cclsearch.propose.events import Correction
 
 
 def test_new_configuration_of_the_space_becomes_a_proposal():
@@ -28,16 +29,21 @@ def test_new_configuration_of_the_space_becomes_a_proposal():
     assert outcome.event.insight == "dp is slow"
 
 
-def test_valid_beliefs_reach_the_ledger_and_unknown_parts_do_not():
-    beliefs = [
-        {"part": "pipeline", "is": "much_more"},
-        {"part": "__class__", "is": "more"},
+def test_valid_corrections_reach_the_ledger_and_the_others_are_named_with_the_reason():
+    corrections = [
+        {"part": "pipeline bubble", "factor": 2},
+        {"part": "__class__", "factor": 2},
         {"part": "optimizer"},
         7,
     ]
-    outcome = run_turn(Scripted(submit(GOOD, beliefs=beliefs)))
-    assert (outcome.event.num_seen, outcome.event.beliefs) == (1, {"pipeline": "much_more"})
-    assert run_turn(Scripted(submit(GOOD, beliefs="all is slow"))).event.beliefs == {}
+    event = run_turn(Scripted(submit(GOOD, corrections=corrections))).event
+    assert (event.num_seen, event.last_seen) == (1, 1)
+    assert event.corrections == (Correction(part="pipeline bubble", factor=2.0),)
+    assert ["__class__" in why for why in event.refused] == [True, False, False]
+    assert "give part and factor" in event.refused[1]
+    assert run_turn(Scripted(submit(GOOD, corrections="all is slow"))).event.corrections == ()
+    many = [{"part": "all", "factor": 1.0 + n / 10} for n in range(1, 9)]
+    assert len(run_turn(Scripted(submit(GOOD, corrections=many))).event.corrections) == 4
 
 
 def test_numbers_may_be_text_but_booleans_are_strict():

@@ -18,7 +18,7 @@ from cclsearch.propose.agent.providers.types import Answer
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.snapshot import find_gain_left, summarize_posterior
 from cclsearch.propose.bayes.surrogate import fit_posterior
-from cclsearch.propose.events import DecisionKind, LlmTurn
+from cclsearch.propose.events import Correction, LlmTurn
 from cclsearch.propose.warm_start.knowledge import EarlierKnowledge, LearnedPrior
 from cclsearch.recording.load import load_recording
 from cclsearch.space.table import Knob, space_from_rows
@@ -91,7 +91,7 @@ def test_degrees_that_do_not_vary_are_not_named_in_the_legend():
     assert not space_of((1,), (1, 2))
 
 
-# beliefs and doubts
+# corrections and doubts
 
 
 def take_turn(view: SearchView, answer: Answer) -> LlmTurn:
@@ -99,48 +99,37 @@ def take_turn(view: SearchView, answer: Answer) -> LlmTurn:
     return agent.run_turn(view, 1, max_submitted=1, overrules_left=0).event
 
 
-def test_beliefs_doubts_and_withdrawals_that_are_not_taken_are_named_in_the_next_prompt():
+def test_lessons_that_are_not_taken_are_named_in_the_next_prompt():
     view = measure(take_closed_form(6, 1.0))
     arguments = {
         **submit(dict(view.space.config(make_surrogate_table(view).order[0]))).calls[0].arguments,  # type: ignore[dict-item]
-        "beliefs": [{"part": "pipeline", "is": "more"}, {"part": "tp=3", "is": "more"}, {"part": "pp=2", "is": 7}, "x"],
-        "doubts": [1, 99],
-        "withdraws": [4],
+        "corrections": [{"part": "pipeline_bubble", "factor": 2}, {"part": "tp=3", "factor": 2}, {"part": "pp=2"}, "x"],
+        **{"doubts": [1, 99], "memory_crashes": [1], "withdraws": [4]},
     }
     turn = take_turn(view, call("submit", arguments))
-    assert (turn.beliefs, turn.doubts) == ({"pipeline": "more"}, (1,))
+    assert ([one.part for one in turn.corrections], turn.doubts, turn.memory_crashes) == (["pipeline_bubble"], (1,), ())
     after = replace(view, events=(turn,))
     text = write_prompt(PromptInput(after, make_surrogate_table(after), 1), PromptOptions(), 30_000).user
     section = text.partition("REFUSED in your last turn")[2].partition("\n\n")[0]
-    for part in ("beliefs not taken", "tp=3, pp=2, x", "trials not doubted", "99", "turns not withdrawn", "4"):
+    for part in ("tp=3", "pp=2", "x: give part", "not doubted", "99", "not crashes", "not withdrawn", "4"):
         assert part in section
-    assert "pipeline" not in section
+    assert "pipeline" not in section.replace("pipeline bubble", "")
 
 
 def test_a_repeated_doubt_is_not_named_as_refused():
     view = measure(take_closed_form(6, 1.0), events=(LlmTurn(turn=1, doubts=(2,), num_seen=6),))
-    assert take_turn(view, call("revise", {"why": "w", "insight": "still an outlier", "doubts": [2]})).refused == ()
+    assert take_turn(view, call("correct", {"why": "w", "insight": "still an outlier", "doubts": [2]})).refused == ()
 
 
-def test_the_effect_of_a_belief_is_that_of_the_latest_turn_alone():
-    view = measure(take_closed_form(1, 1.0))
-    part = f"pp={next(pp for pp in (1, 2, 4) if pp != view.observations[0].config['pp'])}"
-    older = LlmTurn(turn=1, decision=DecisionKind.REVISE, beliefs={part: "much_more"}, num_seen=1)
-    latest = LlmTurn(turn=2, decision=DecisionKind.REVISE, beliefs={part: "as_predicted"}, num_seen=1)
-    both, alone = (
-        make_surrogate_table(replace(view, events=events)).effects[part] for events in ((older, latest), (latest,))
-    )
-    assert "candidates with it x0.5" in both, "it takes back the factor of 2 of the belief that it replaces"
-    assert "candidates with it x1.00, of the others x1.00" in alone, "it changes nothing by itself"
-
-
-def test_a_doubt_says_what_it_changed():
+def test_the_prompt_says_what_a_doubt_and_a_correction_change():
     values = take_closed_form(6, 1.0)
     first = next(iter(values))
-    doubt = LlmTurn(turn=1, decision=DecisionKind.REVISE, doubts=(1,), num_seen=6)
-    view = measure({**values, first: 4 * values[first]}, events=(doubt,))
+    said = LlmTurn(turn=1, doubts=(1,), corrections=(Correction(part="pp=2", factor=2.0),), num_seen=6, last_seen=6)
+    view = measure({**values, first: 4 * values[first]}, events=(said,))
     table = make_surrogate_table(view)
-    least, most = (float(word) for word in table.effects["trial 1"].partition(" x")[2].partition(";")[0].split(" to x"))
+    assert table.corrections[0].startswith("turn 1: pp=2 x2: step time of ")
+    assert table.corrections[1] == "trial 1 is doubted: it counts little"
+    least, most = (float(word) for word in table.corrections[2].partition(" x")[2].partition(";")[0].split(" to x"))
     assert least < 1 < 1.02 * most, "without the slow outlier, candidates are predicted faster"
     text = write_prompt(PromptInput(view, table, 1), PromptOptions(), 30_000).user
-    assert "trial 1 is doubted: it counts little; what you said last changed: step time x" in text
+    assert "\n".join(table.corrections) in text

@@ -33,7 +33,6 @@ from cclsearch.propose.agent.providers.types import (
 )
 from cclsearch.propose.agent.server import PROBE
 from cclsearch.propose.base import Proposal, Proposer, SearchView
-from cclsearch.propose.bayes.prior_hints import collect_hints
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, LlmTurn, SubmittedConfig
 
 
@@ -163,8 +162,7 @@ def test_duplicates_suspend_the_llm_until_there_is_new_evidence():
 @pytest.mark.parametrize(("first", "count"), [(FAST[:1], 6), ([], 3)], ids=["after a gain", "at the start"])
 def test_a_stall_counts_trials_and_more_of_them_after_an_improvement(first, count):
     search = Search(budget=12)
-    # after the gain each counts double: the surrogate predicts that they are worse than the best
-    rules = ArbiterSettings(num_seeds=1, overrules=20, patience_after_gain=12)
+    rules = ArbiterSettings(num_seeds=1, overrules=20)
     search.run(make(ScriptedModel(*first, *FAST[:10:-1]), rules=rules))
     assert f"stall: {count} trials in turns that did not improve the best beyond the noise" in search.moves()[1]
     assert list_proposers(search)[: len(first) + count + 2] == ["seed", *["llm"] * (len(first) + count), "default"]
@@ -207,16 +205,6 @@ def test_what_keeps_the_search_from_being_finished_is_free_also_after_a_stall():
     assert replace(table, first_only=False).is_free(rows[5])
     wins_N[rows[5]] = 0.01
     assert not replace(table, first_only=False).is_free(rows[5])
-
-
-def test_a_stall_clears_the_beliefs():
-    search = Search(budget=6)
-    search.run(make(ScriptedModel(FAST[-1]), rules=ArbiterSettings(num_seeds=1, patience=1)))
-    believing = LlmTurn(turn=9, beliefs={"pipeline": "more"}, num_seen=len(search.observations), text="t")
-    [stall] = [event for event in search.events if isinstance(event, ArbiterMove)][1:2]
-    assert set(collect_hints(replace(search.view, events=(believing,)))) == {"pipeline"}
-    assert collect_hints(replace(search.view, events=(believing, stall))) == {}
-    assert set(collect_hints(replace(search.view, events=(stall, believing)))) == {"pipeline"}
 
 
 def test_what_a_move_drops_from_the_queue_is_in_the_ledger():

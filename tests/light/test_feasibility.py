@@ -119,5 +119,7 @@ def test_a_space_in_which_nothing_would_run_without_recomputation_is_one_of_a_fr
     card = load_card("wl2").model_copy(update={"framework": "unheard-of"})
     card = card.model_copy(update={"work": Config({**card.work, "seq_len": sequence, "global_batch_size": 64})})
     space = make_space([{"tp": 1, "pp": 1, "dp": 16, "micro_batch_size": size} for size in (1, 2, 4)])
-    ways = fit_feasibility(predictor_of(card, space), ()).weigh_ways()["kept"]
-    assert (ways["activations=recomputed"] > 0.5) == (sequence > 10000)
+    fitted = fit_feasibility(predictor_of(card, space), ())
+    kept = fitted.form.form.multipliers.index("kept")
+    recomputed = [hypothesis.prior.mean_P[kept] == -5.0 for hypothesis in fitted.hypotheses]
+    assert (fitted.weight_h @ recomputed > 0.5) == (sequence > 10000)

@@ -14,7 +14,8 @@ from cclsearch.card.model import MoEArch
 from cclsearch.checks.policy import check_policy
 from cclsearch.core.content import find_content, list_content
 from cclsearch.core.trust import trust_project
-from cclsearch.propose.agent.policy.runner import SandboxRunner, policy_inputs, read_choice
+from cclsearch.propose.agent.policy.inputs import policy_inputs
+from cclsearch.propose.agent.policy.runner import SandboxRunner, read_choice
 from cclsearch.propose.agent.policy.sandbox import run_policy
 from cclsearch.propose.agent.prompt.surrogate_table import make_surrogate_table
 from cclsearch.propose.base import SearchView

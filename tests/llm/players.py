@@ -21,14 +21,21 @@ from cclsearch.propose.agent.providers.types import (
     Answer,
     CompletionRequest,
     Provider,
+    Role,
     StopReason,
     ToolCall,
     Usage,
 )
-from cclsearch.propose.bayes.prior_hints import LEVELS
-from cclsearch.tasks.training.prediction import HINT_PARTS, MEMORY_HINT_PARTS, WAYS
 
 from .server import ProviderServer, Say, one_by_one
+
+PARTS = ("gemm", "tensor parallel", "point to point", "launch and latency", "pipeline bubble", "data parallel", "all")
+"""Parts of the step that false corrections name."""
+MEMORY = ("memory:activations", "memory:optimizer", "memory:all")
+FACTORS = (0.5, 0.7, 1.4, 2.0)
+
+PROMPT = "trials seen; budget left"
+"""Words of each turn's prompt."""
 
 Row = dict[str, Any]
 """A candidate or a trial: its configuration under `config`, and its numbers."""
@@ -47,6 +54,7 @@ class Player(ABC):
 
     def ask(self, request: CompletionRequest) -> Answer:
         """See `Provider`."""
+        request = own_turn(request)
         if len(request.messages) == 1:
             self.num_turns += 1
         name, arguments = self.decide(request)
@@ -56,7 +64,7 @@ class Player(ABC):
         )
 
     def find_lessons(self, request: CompletionRequest) -> dict[str, Any]:
-        """Beliefs and doubts that it sends with a request to finish."""
+        """Corrections and doubts that it sends with a request to correct."""
         return {}
 
     @abstractmethod
@@ -86,21 +94,20 @@ class RandomPicker(Player):
 
     def find_lessons(self, request: CompletionRequest) -> dict[str, Any]:
         values = [f"{k}={str(value).lower()}" for k, of in knob_choices(request).items() for value in of]
-        guesses = [{"part": part, "is": self.rng.choice(list(LEVELS))} for part in [*HINT_PARTS, *values]]
-        return {"beliefs": self.rng.sample(guesses, len(guesses) // 2), "doubts": [self.rng.randrange(1, 16)]}
+        guesses = [{"part": part, "factor": self.rng.choice(FACTORS)} for part in [*PARTS, *values]]
+        return {"corrections": self.rng.sample(guesses, len(guesses) // 2), "doubts": [self.rng.randrange(1, 16)]}
 
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         found = listed(request)
         if found:
             row = self.rng.choice(found)
             values = [f"{knob}={str(value).lower()}" for knob, value in row["config"].items()]
-            parts = [*HINT_PARTS, *MEMORY_HINT_PARTS, *values]
-            guess = {self.rng.choice(parts): self.rng.choice(list(LEVELS)) for _ in range(2)}
+            guess = {self.rng.choice([*PARTS, *MEMORY, *values]): self.rng.choice(FACTORS) for _ in range(2)}
             return submit(row, "a guess", guess, doubts=[self.rng.randrange(1, 16)])
         choices = knob_choices(request)
-        if any(tool.name == "revise" for tool in request.tools) and self.rng.random() < 0.5:
-            part, level = self.rng.choice([*HINT_PARTS, *MEMORY_HINT_PARTS]), self.rng.choice(list(LEVELS))
-            return "revise", {"why": "a guess", "beliefs": [{"part": part, "is": level}]}
+        if may_correct(request) and self.rng.random() < 0.5:
+            guess = {"part": self.rng.choice([*PARTS, *MEMORY]), "factor": self.rng.choice(FACTORS)}
+            return "correct", {"why": "a guess", "corrections": [guess]}
         knob = self.rng.choice(sorted(choices))
         where = {knob: [self.rng.choice(choices[knob])]}
         sort = self.rng.choice(["promise", "time", "memory", "fits"])
@@ -112,18 +119,13 @@ class Hostile(Player):
     nothing needs memory, and doubts every trial."""
 
     name = "compatible:hostile"
-    false_beliefs = {
-        **dict.fromkeys(HINT_PARTS, "much_more"),
-        **dict.fromkeys([*MEMORY_HINT_PARTS, "pipeline", "tensor_parallel_across_nodes"], "much_less"),
-        **dict.fromkeys([ways[-1] for ways in WAYS.values()], "much_more"),  # the way that needs least
-    }
+    lies = {"pipeline bubble": 0.01, "tensor parallel": 0.01, "memory:all": 0.3, "gemm": 10.0}
 
     def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
         num_asked = (len(request.messages) - 1) // 2
         choices = knob_choices(request)
-        if any(tool.name == "revise" for tool in request.tools):
-            beliefs = [{"part": part, "is": level} for part, level in self.false_beliefs.items()]
-            return "revise", {"why": "trust me", "beliefs": beliefs}
+        if may_correct(request):
+            return "correct", {"why": "trust me", "corrections": as_items(self.lies)}
         ideas = [(knob, value) for knob in sorted(choices) for value in (choices[knob][-1], choices[knob][0])]
         if num_asked < min(6, len(ideas)):
             knob, value = ideas[num_asked]
@@ -144,17 +146,17 @@ class Hostile(Player):
         best = min(trials, key=lambda row: row["loss"], default=None)
         own = best["config"] if best else {}
         lies = [
-            {"part": f"{knob}={str(value).lower()}", "is": "much_more"}
+            {"part": f"{knob}={str(value).lower()}", "factor": 2.0}
             for knob, values in knob_choices(request).items()
             for value in values
             if value != own.get(knob)
         ]
-        return {"beliefs": lies, "doubts": [row["trial"] for row in trials if row is not best]}
+        return {"corrections": lies, "doubts": [row["trial"] for row in trials if row is not best]}
 
     def praise(self, row: Row) -> tuple[str, dict[str, Any]]:
-        """The call that submits a row with false beliefs, also about its knobs' values."""
-        values = {f"{knob}={str(value).lower()}": "much_less" for knob, value in row["config"].items()}
-        return submit(row, "trust me", self.false_beliefs | values, doubts=list(range(1, 16)))
+        """The call that submits a row with false corrections, of its knobs' values."""
+        values = {f"{knob}={str(value).lower()}": 0.1 for knob, value in row["config"].items()}
+        return submit(row, "trust me", values, doubts=list(range(1, 16)))
 
 
 class Several(Player):
@@ -307,16 +309,35 @@ PLAYERS = {"expert": Expert, "random": RandomPicker, "stubborn": Stubborn, "host
 
 
 def submit(
-    row: Row, why: str, beliefs: dict[str, str] | None = None, doubts: Sequence[int] = ()
+    row: Row, why: str, corrections: dict[str, float] | None = None, doubts: Sequence[int] = ()
 ) -> tuple[str, dict[str, Any]]:
-    """The call that submits one row, with beliefs and trials that are doubted."""
+    """The call that submits one row, with corrections and trials that are doubted."""
     expected = {"expected_step_time_s": row.get("time") or 1.0, "expected_memory_gib": row.get("memory") or 1.0}
     arguments: dict[str, Any] = {"configurations": [{"config": row["config"], "rationale": why, **expected}]}
-    if beliefs:
-        arguments["beliefs"] = [{"part": part, "is": level} for part, level in beliefs.items()]
+    if corrections:
+        arguments["corrections"] = as_items(corrections)
     if doubts:
         arguments["doubts"] = list(doubts)
     return "submit", arguments
+
+
+def as_items(corrections: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Corrections as a call has them."""
+    return [{"part": part, "factor": factor} for part, factor in corrections.items()]
+
+
+def may_correct(request: CompletionRequest) -> bool:
+    """Whether this turn may still correct the prediction."""
+    has_tool = any(tool.name == "correct" for tool in request.tools)
+    return has_tool and "no `correct` now" not in request.messages[0].text
+
+
+def own_turn(request: CompletionRequest) -> CompletionRequest:
+    """The request without earlier turns of the conversation: its first message is the turn's prompt."""
+    messages = request.messages
+    start = max((n for n, m in enumerate(messages) if m.role is Role.USER and PROMPT in m.text), default=0)
+    first = messages[start].model_copy(update={"results": ()})
+    return request.model_copy(update={"messages": (first, *messages[start + 1 :])})
 
 
 def knob_choices(request: CompletionRequest) -> dict[str, list[Any]]:

@@ -79,12 +79,12 @@ def call(name: str, arguments: Any = None, **more: Any) -> Answer:
     return Answer(calls=(made,), stop=StopReason.TOOL, usage=Usage(input_tokens=1000, output_tokens=100), **more)
 
 
-def submit(*configs: dict[str, Any], insight: str = "", beliefs: object = (), doubts: object = ()) -> Answer:
+def submit(*configs: dict[str, Any], insight: str = "", corrections: object = (), doubts: object = ()) -> Answer:
     items = [
         {"config": config, "rationale": "why not", "expected_step_time_s": 9.5, "expected_memory_gib": 30.0}
         for config in configs
     ]
-    return call("submit", {"configurations": items, "insight": insight, "beliefs": beliefs, "doubts": doubts})
+    return call("submit", {"configurations": items, "insight": insight, "corrections": corrections, "doubts": doubts})
 
 
 def run_turn(

@@ -39,7 +39,10 @@ from cclsearch.propose.events import DecisionKind, LlmMode, LlmTurn, SubmittedCo
 TURN_ANSWERS = 5
 """Answers that each use the whole timeout for which a turn has time."""
 
-KEPT = ("submitted", "refused", "adds", "why", "insight", "withdraws", "beliefs", "doubts")
+KEPT = (
+    *("submitted", "refused", "bet", "adds", "why"),
+    *("insight", "withdraws", "corrections", "doubts", "memory_crashes"),
+)
 """Fields of a decision that the ledger keeps."""
 
 
@@ -129,7 +132,6 @@ class Agent:
             anonymous=self.options.anonymous,
             explain=self.explain,
             policies=self.policies,
-            make_table=self.make_table,
             extension=make_extension(view, self.extender),
         )
         prompt_input, settings = self._gather(handlers, slots, store, standing), self._settings(view)
@@ -170,7 +172,7 @@ class Agent:
             overrules_left=handlers.overrules_left,
             standing=standing,
             max_submitted=handlers.max_submitted,
-            can_revise=handlers.can_revise,
+            can_correct=handlers.can_correct,
         )
         if self.options.mode != LlmMode.POLICY:
             return prompt_input
@@ -222,6 +224,7 @@ def _make_outcome(
         decision=result.kind,
         **{name: getattr(decision, name) for name in KEPT},
         num_seen=len(view.observations),
+        last_seen=max((o.trial for o in view.observations), default=0),
         cost=result.cost,
         policy=version,
         continues=continues if result.kind is DecisionKind.SUBMIT else None,
@@ -243,14 +246,15 @@ def _describe_turn(turn: LlmTurn, result: TurnResult) -> str:
         again = "" if turn.continues is None else f" (the rest of turn {turn.continues}, chosen anew)"
         what = f"submitted{again} " + "; ".join(str(item.config) for item in turn.submitted)
         what += "".join(f"; refused: {why}" for why in turn.refused)
+        what += f"; ends the search unless this beats the best: {turn.bet}" if turn.bet else ""
     elif turn.decision is DecisionKind.FINISH:
         what = f"asks to finish: {result.decision.finish if result.decision else ''}"
     elif turn.decision is DecisionKind.EXTEND:
         added = "; ".join(f"{name}={','.join(map(format_knob_value, values))}" for name, values in turn.adds.items())
         what = f"asks to add to the search space: {added}"
     elif turn.decision is DecisionKind.REVISE:
-        beliefs = "; ".join(f"{part}: {level}" for part, level in turn.beliefs.items())
-        what = f"revises what it believes{': ' * bool(beliefs)}{beliefs}"
+        said = "; ".join(one.describe() for one in turn.corrections)
+        what = f"corrects the prediction{': ' * bool(said)}{said}"
         what += "".join(f"; {why}" for why in turn.refused)
     else:
         what = f"no decision: {result.stall.text if result.stall else ''}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cclsearch.core.values import Value
-from cclsearch.propose.events import SubmittedConfig
+from cclsearch.propose.events import Correction, SubmittedConfig
 
 
 @dataclass(frozen=True)
@@ -15,17 +15,20 @@ class Decision:
 
     submitted: tuple[SubmittedConfig, ...] = ()
     refused: tuple[str, ...] = ()
-    """Reasons why further configurations, beliefs or doubts of the same call are left out."""
+    """Reasons why further configurations, corrections or doubts of the same call are left out."""
     finish: str | None = None
+    bet: str = ""
+    """Reason to end the search, unless the submitted rival beats the best."""
     insight: str = ""
-    beliefs: Mapping[str, str] = field(default_factory=dict)
-    """Part of the work, or KNOB=VALUE -> how it compares with the closed form: evidence for the surrogate."""
+    corrections: tuple[Correction, ...] = ()
     doubts: tuple[int, ...] = ()
     """Finished trials whose measurement the model doubts."""
+    memory_crashes: tuple[int, ...] = ()
+    """Crashed trials that the model thinks were out of memory."""
     withdraws: tuple[int, ...] = ()
-    """Earlier turns whose insight and beliefs the model withdraws."""
+    """Earlier turns whose insight and corrections the model withdraws."""
     is_revision: bool = False
-    """Whether it only changes beliefs, doubts and insights, without a trial."""
+    """Whether it only changes corrections, doubts and insights, without a trial."""
     program: str | None = None
     """Source of the policy program that chose the submission."""
     adds: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)

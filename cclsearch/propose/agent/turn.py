@@ -118,8 +118,10 @@ class TurnResult:
         if self.decision.adds:
             return "extend " + json.dumps(dict(self.decision.adds), sort_keys=True)
         if self.decision.is_revision:
-            return "revise " + json.dumps([dict(self.decision.beliefs), self.decision.withdraws], sort_keys=True)
-        return "submit " + "; ".join(str(item.config) for item in self.decision.submitted)
+            said = [one.describe() for one in self.decision.corrections]
+            return "correct " + json.dumps([said, self.decision.withdraws], sort_keys=True)
+        bet = "bet " * bool(self.decision.bet)
+        return f"{bet}submit " + "; ".join(str(item.config) for item in self.decision.submitted)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def select_window(observations: Sequence[Observation]) -> Sequence[Observation]:
 def choose_candidates(models: MetricModels, view: SearchView, predictor: Predictor, groups: Sequence[Rows]) -> Rows:
     """Return the rows that get a full posterior, in order: as many from each group of open rows, if not all.
 
-    `view` has all observations, the models those fitted; `predictor` is without the hints of an LLM.
+    `view` has all observations, the models those fitted.
     """
     most = MAX_CANDIDATES if len(view.observations) <= MAX_OBSERVATIONS else MAX_CANDIDATES_WINDOWED
     if (loads := predictor.loads) is not None:
@@ -128,7 +128,7 @@ def _rank(models: MetricModels, rows: Rows) -> Array:
     assert log_metric is not None
     rank = direct_sign(term) * log_metric
     if memory is not None:
-        over = memory.form.log_cost(rows)(models.feasibility.memory.theta_P) - memory.log_limit
+        over = models.feasibility.memory.model(rows)(models.feasibility.memory.theta_P) - memory.log_limit
         rank = rank + PENALTY * np.maximum(over + MEMORY_MARGIN, 0.0)
     for constraint in view.objective.constraints:
         expected = models.expect(constraint.metric, rows)

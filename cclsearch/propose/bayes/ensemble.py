@@ -13,8 +13,9 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.propose.bayes.mixture import Variant, mix_forms
 from cclsearch.propose.observations import Observation
-from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate, weigh_hypotheses
+from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
 from cclsearch.stats.closed_form import ClosedForm
 from cclsearch.stats.kernel import Array, Features
 
@@ -55,6 +56,8 @@ class Ensemble:
     weight_h: Array
     doubted: Set[int] = frozenset()
     """Trials whose values count as almost unknown."""
+    shares: tuple[tuple[Variant | None, float], ...] = ((None, 1.0),)
+    """Weights of the closed form without corrections, and with those of the LLM."""
 
     @property
     def most_likely(self) -> Posterior:
@@ -66,7 +69,7 @@ class Ensemble:
         means, sds, weights = [], [], []
         for hypothesis, weight in zip(self.hypotheses, self.weight_h, strict=True):
             count = max(4, round(NUM_MODELS * weight))
-            mean, variance = hypothesis.ensemble(rows, hypothesis.draw_normal(count, rng))
+            mean, variance = hypothesis.ensemble(rows, rng.standard_normal((count, len(hypothesis.theta_P))))
             means.append(mean)
             sds.append(np.broadcast_to(np.sqrt(variance + hypothesis.prior.noise**2), mean.shape))
             weights.append(np.full(count, weight / count))
@@ -92,25 +95,31 @@ def fit_ensemble(
     observations: Sequence[Observation],
     earlier: Sequence[Observation],
     doubted: Set[int] = frozenset(),
+    variants: Sequence[Variant] = (),
 ) -> Ensemble:
     """Return the weighted hypotheses, fitted to the form's metric in this search and in earlier runs.
 
     Hypotheses with less noise and residual tell two priors apart more clearly. So if the first one of a prior has less
     than `MIN_WEIGHT` beside the first one of all, the others of that prior are not fitted.
     """
-    hypotheses: list[Posterior] = []
-    scores: list[float] = []
-    for base, penalty in _list_priors(form):
-        for n, (noise, residual) in enumerate(product(NOISE_FACTORS, RESIDUAL_FACTORS)):
-            if n == 1 and scores[-1] < scores[0] + np.log(MIN_WEIGHT):
-                break
-            prior = replace(base, shape=base.shape.scaled(residual), noise=base.noise * noise)
-            data = _collect_data(form, observations, earlier, prior, doubted)
-            hypothesis = calibrate(form.log_cost, features, prior, data)
-            hypotheses.append(hypothesis)
-            doubt = 0.5 * np.log(residual) ** 2 + NOISE_PENALTY * np.log(noise)
-            scores.append(float(hypothesis.log_evidence - doubt - penalty))
-    return Ensemble(form, *weigh_hypotheses(hypotheses, scores, MIN_WEIGHT), doubted)
+
+    def fit(form: ClosedForm, seen: Sequence[Observation]) -> tuple[list[Posterior], list[float]]:
+        hypotheses: list[Posterior] = []
+        scores: list[float] = []
+        for base, penalty in _list_priors(form):
+            for n, (noise, residual) in enumerate(product(NOISE_FACTORS, RESIDUAL_FACTORS)):
+                if n == 1 and scores[-1] < scores[0] + np.log(MIN_WEIGHT):
+                    break
+                prior = replace(base, shape=base.shape.scaled(residual), noise=base.noise * noise)
+                data = _collect_data(form, seen, earlier, prior, doubted)
+                hypothesis = calibrate(form.log_cost, features, prior, data)
+                hypotheses.append(hypothesis)
+                doubt = 0.5 * np.log(residual) ** 2 + NOISE_PENALTY * np.log(noise)
+                scores.append(float(hypothesis.log_evidence - doubt - penalty))
+        return hypotheses, scores
+
+    mixed = mix_forms(fit, form, variants, observations, MIN_WEIGHT)
+    return Ensemble(form, mixed.hypotheses, mixed.weight_h, doubted, mixed.shares)
 
 
 def _list_priors(form: ClosedForm) -> Iterator[tuple[Prior, float]]:
@@ -138,7 +147,8 @@ def predict_without(
     # The leave-one-out error keeps the weights and the noise that an outlier gave to the other trials; this does not.
     others = [[o for o in seen if o.row != row] for seen in (observations, earlier)]
     features = ensemble.most_likely.features
-    fit = fit_ensemble(ensemble.form, features, others[0], others[1], ensemble.doubted).most_likely
+    variants = [variant for variant, _ in ensemble.shares if variant]
+    fit = fit_ensemble(ensemble.form, features, others[0], others[1], ensemble.doubted, variants).most_likely
     mean, variance = fit.marginals(np.array([row]))
     return float(mean[0]), float(np.sqrt(variance[0] + fit.prior.noise**2))
 

@@ -21,8 +21,9 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.values import FailureKind
 from cclsearch.propose.base import Observation
 from cclsearch.propose.bayes.broken_values import BrokenValues, find_broken_values
-from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate, weigh_hypotheses
-from cclsearch.stats.closed_form import MemoryForm, MemoryHypothesis, Predictor, constant
+from cclsearch.propose.bayes.mixture import Mixed, Variant, mix_forms
+from cclsearch.stats.calibration import CalibrationData, Posterior, Prior, calibrate
+from cclsearch.stats.closed_form import ClosedForm, MemoryForm, MemoryHypothesis, Predictor, constant
 from cclsearch.stats.kernel import Array, Features
 
 _LABEL_NOISE = {FailureKind.OUT_OF_MEMORY: 0.01, FailureKind.CRASHED: 0.15}
@@ -59,23 +60,13 @@ class Feasibility:
     crash: Posterior
     broken: BrokenValues | None
     """None: the space has no unknown knob."""
+    shares: tuple[tuple[Variant | None, float], ...] = ()
+    """Weights of the memory without corrections, and with those of the LLM."""
 
     @property
     def memory(self) -> Posterior:
         """The memory posterior with the largest weight."""
         return self.hypotheses[int(np.argmax(self.weight_h))]
-
-    def weigh_ways(self) -> Mapping[str, Mapping[str, float]]:
-        """Return multiplier -> way -> its weight, of those that the space does not declare and no peak identified."""
-        found: dict[str, dict[str, float]] = {}
-        for name, labels in (self.form.ways if self.form else {}).items():
-            at = self.form.form.multipliers.index(name)  # type: ignore[union-attr]
-            values = [value for value, _ in self.form.undeclared[name]]  # type: ignore[union-attr]
-            mean_h = np.array([hypothesis.prior.mean_P[at] for hypothesis in self.hypotheses])
-            weights = [float(self.weight_h @ (mean_h == value)) for value in values]
-            if sum(weights) > 1 - _MIN_WEIGHT:
-                found[name] = dict(zip(labels, weights, strict=True))
-        return found
 
     def predict(self, rows: NDArray[np.int64]) -> tuple[Array, Array, Array]:
         """(m,) expected GiB (NaN if unknown), (m,) probability that it fits, and (m,) probability of success."""
@@ -103,27 +94,35 @@ def fit_feasibility(
     predictor: Predictor,
     observations: Sequence[Observation],
     doubted: Set[int] = frozenset(),
+    memory_crashes: Set[int] = frozenset(),
+    variants: Sequence[Variant] = (),
 ) -> Feasibility:
     """Return the posterior of memory and crashes, given the observations that have a row.
 
-    Crashes of `doubted` trials were, by the LLM, not due to memory.
+    By the LLM, crashes of `doubted` trials were not due to memory, and those of `memory_crashes` were.
     """
-    seen = [o for o in observations if o.row is not None]
+    seen = [
+        replace(o, failure=o.failure.model_copy(update={"kind": FailureKind.OUT_OF_MEMORY}))
+        if o.failure is not None and o.trial in memory_crashes
+        else o
+        for o in observations
+        if o.row is not None
+    ]
     form, features = predictor.memory, predictor.features
     broken, blamed = _blame_values(predictor, seen)
     said = {o.row or 0: _OTHER_LABEL_NOISE for o in seen if o.trial in doubted and o.failure is not None}
     not_memory = {row: max(said.get(row, 0.0), blamed.get(row, 0.0)) for row in {**said, **blamed}}
-    hypotheses: tuple[Posterior, ...] = ()
-    weights = np.zeros(0)
+    mixed = Mixed((), np.zeros(0), ())
     if form:
-        hypotheses, weights = _fit_memory(form, features, memory_evidence(seen, form, not_memory))
+        mixed = _fit_memory(form, features, seen, not_memory, variants)
+    hypotheses, weights = mixed.hypotheses, mixed.weight_h
     explained = np.zeros(len(seen))
     if form and seen:
         # the odds after the crash itself, which the memory has learnt from: it counts once
         explained = 1 - _p_fits(form, *hypotheses[int(np.argmax(weights))].marginals(_rows(seen)))
     explained = np.maximum(explained, [blamed.get(o.row or 0, 0.0) for o in seen])
     crash = calibrate(constant, features, predictor.crash, _crash_evidence(seen, explained))
-    return Feasibility(form, hypotheses, weights, crash, broken)
+    return Feasibility(form, hypotheses, weights, crash, broken, mixed.shares)
 
 
 def _blame_values(predictor: Predictor, seen: Sequence[Observation]) -> tuple[BrokenValues | None, Mapping[int, float]]:
@@ -145,13 +144,24 @@ def _blame_values(predictor: Predictor, seen: Sequence[Observation]) -> tuple[Br
     return broken, dict(zip(_rows(failed).tolist(), blamed.tolist(), strict=True))
 
 
-def _fit_memory(form: MemoryForm, features: Features, evidence: CalibrationData) -> tuple[tuple[Posterior, ...], Array]:
+def _fit_memory(
+    memory: MemoryForm,
+    features: Features,
+    seen: Sequence[Observation],
+    not_memory: Mapping[int, float],
+    variants: Sequence[Variant],
+) -> Mixed:
     """Return posteriors with weights; if a peak was measured, of fewer hypotheses, since peaks identify most parts."""
-    is_measured = bool(np.any(evidence.censoring_n == 0))
-    priors = _hypothesis_priors(form, form.unidentified if is_measured else form.undeclared.keys(), len(features))
-    fits = [calibrate(form.form.log_cost, features, prior, evidence) for _, prior, _ in priors]
-    scores = [fit.log_evidence + log_prior for fit, (*_, log_prior) in zip(fits, priors, strict=True)]
-    return weigh_hypotheses(fits, scores, _MIN_WEIGHT)
+    is_measured = bool(np.any(memory_evidence(seen, memory).censoring_n == 0))
+    names = memory.unidentified if is_measured else memory.undeclared.keys()
+
+    def fit(form: ClosedForm, some: Sequence[Observation]) -> tuple[list[Posterior], list[float]]:
+        own, evidence = replace(memory, form=form), memory_evidence(some, memory, not_memory)
+        priors = _hypothesis_priors(own, names, len(features))
+        fits = [calibrate(form.log_cost, features, prior, evidence) for _, prior, _ in priors]
+        return fits, [fit.log_evidence + log_prior for fit, (*_, log_prior) in zip(fits, priors, strict=True)]
+
+    return mix_forms(fit, memory.form, variants, seen, _MIN_WEIGHT)
 
 
 def weigh_combinations(
@@ -198,7 +208,6 @@ def _combine_ways(form: MemoryForm, prior: Prior, names: Set[str]) -> list[tuple
             probability *= weight
         chosen = frozenset((name, value) for name, ((value, _), _) in zip(undeclared, ways, strict=True))
         log_prior = float(np.log(form.probabilities.get(chosen, probability)))
-        log_prior += sum(form.believed.get(way, 0.0) for way in chosen)
         found.append((chosen, replace(prior, mean_P=mean_P, sd_P=sd_P), log_prior))
     total = float(logsumexp([log_prior for *_, log_prior in found]))
     return [(ways, each, log_prior - total) for ways, each, log_prior in found]

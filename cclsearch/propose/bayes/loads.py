@@ -6,9 +6,9 @@ keeps the limits, and its cost. So a trial teaches more than the load that won, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from scipy.special import softmax
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.propose.bayes.ensemble import DOUBTED_NOISE, OTHER_RUN_NOISE
 from cclsearch.propose.bayes.excess import log_excess
+from cclsearch.propose.bayes.mixture import shift_loads
 from cclsearch.propose.bayes.models import Drawn, Draws, MetricModels
 from cclsearch.stats.calibration import CalibrationData, Posterior, calibrate
 from cclsearch.stats.closed_form import Cells, Loads
@@ -85,11 +86,35 @@ def preset_counted(draws: Draws, rng: np.random.Generator) -> LoadDraws:
     """Return draws of the load that counts, and preset its primary metric in `draws`."""
     view, loads = draws.models.view, draws.models.predictor.loads
     assert loads is not None
-    counted = _draw_loads(loads, draws.models, draws.rows, rng)
+    counted = _mix_loads(loads, draws.models, draws.rows, rng)
     count = len(counted.noise_k)
     sd_km = np.broadcast_to(counted.noise_k[:, None], counted.log_cost_km.shape)
     draws.preset(view.primary.name, Drawn(view.primary.sign * counted.log_cost_km, sd_km, np.full(count, 1 / count)))
     return counted
+
+
+def _mix_loads(loads: Loads, models: MetricModels, rows: NDArray[np.int64], rng: np.random.Generator) -> LoadDraws:
+    """Return draws of the models without corrections, and of those with the LLM's, each by its weight."""
+    shares = models.primary.shares
+    if len(shares) == 1:
+        return _draw_loads(loads, models, rows, rng)
+    found = [
+        _draw_loads(shift_loads(loads, variant.shift_N) if variant else loads, models, rows, rng)
+        for variant, _ in shares
+    ]
+    ends = np.round(np.cumsum([0.0, *(share for _, share in shares)]) * len(found[0].noise_k)).astype(int)
+    pieces = [(each, slice(*ends[n : n + 2])) for n, each in enumerate(found)]
+
+    def join(read: Callable[[LoadDraws], NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate([read(each)[part] for each, part in pieces])
+
+    return LoadDraws(
+        join(lambda each: each.log_cost_km),
+        join(lambda each: each.satisfies_km),
+        join(lambda each: each.excess_km),
+        found[0].limited,
+        join(lambda each: each.noise_k),
+    )
 
 
 def _draw_loads(loads: Loads, models: MetricModels, rows: NDArray[np.int64], rng: np.random.Generator) -> LoadDraws:

@@ -12,9 +12,9 @@ from scipy.special import softmax
 
 from cclsearch.core.metrics import NUM_ACCELERATORS, PEAK_MEMORY
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.bayes.corrections import find_doubted, find_memory_crashes, find_variants
 from cclsearch.propose.bayes.ensemble import Ensemble, fit_ensemble
 from cclsearch.propose.bayes.feasibility import fit_feasibility
-from cclsearch.propose.bayes.prior_hints import find_doubted
 from cclsearch.stats.calibration import CalibrationData, ParametricModel, Prior, RowModel, calibrate
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array
@@ -81,16 +81,21 @@ class MetricModels:
         """Observations of earlier runs."""
         self.doubted = find_doubted(view)
         """Trials whose measurement the LLM doubts."""
+        self.variants, self.memory_variants = find_variants(view, predictor)
+        """The closed forms of the primary metric and of the memory with corrections of the LLM."""
         self._ensembles: dict[str, Ensemble] = {}
         self.primary = self.ensemble(view.primary.name)
-        self.feasibility = fit_feasibility(predictor, (*earlier, *view.observations), self.doubted)
+        self.feasibility = fit_feasibility(
+            predictor, (*earlier, *view.observations), self.doubted, find_memory_crashes(view), self.memory_variants
+        )
 
     def ensemble(self, metric: str) -> Ensemble:
         """Return the ensemble of the primary metric, or of one with a closed form; fitted once."""
         if metric not in self._ensembles:
             form = self.predictor.forms.get(metric) or self.predictor.form(self.view.primary)
+            variants = self.variants if metric == self.view.primary.name else ()
             self._ensembles[metric] = fit_ensemble(
-                form, self.predictor.features, self.view.observations, self.earlier, self.doubted
+                form, self.predictor.features, self.view.observations, self.earlier, self.doubted, variants
             )
         return self._ensembles[metric]
 
@@ -116,10 +121,10 @@ class MetricModels:
         if base == NUM_ACCELERATORS:
             log_base = np.log(self.view.space.num_accelerators_N[rows])
         elif base == PEAK_MEMORY and self.predictor.memory:
-            log_base = self.predictor.memory.form.log_cost(rows)(self.feasibility.memory.theta_P)
+            log_base = self.feasibility.memory.model(rows)(self.feasibility.memory.theta_P)
         else:
             ensemble = self.ensemble(base)
-            log_base = ensemble.form.metric.sign * ensemble.form.log_cost(rows)(ensemble.most_likely.theta_P)
+            log_base = ensemble.form.metric.sign * ensemble.most_likely.model(rows)(ensemble.most_likely.theta_P)
         return self.derive(metric, log_base, rows)
 
     def draw(self, base: str, rows: NDArray[np.int64], rng: np.random.Generator) -> Drawn:

@@ -26,6 +26,8 @@ NUM_GAINS = 201
 """Points of the integral over gains."""
 TENTH_PERCENTILE = 1.2816
 """Standard deviations from a normal's mean to its tenth percentile."""
+MAX_HALFWIDTH = float(np.log(100.0))
+"""Largest shown half-width: a metric without a closed form has a prior of any magnitude."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class LearnedMultiplier:
 
     part: str
     multiplier: float
-    """Cost of the part over the closed form's prediction of it before any trial, without beliefs."""
+    """Cost of the part over the closed form's prediction of it before any trial."""
     certainty: float
     """Share of the prior variance that the trials removed: 0 nothing learned, 1 known exactly."""
 
@@ -75,11 +77,11 @@ def summarize_posterior(view: SearchView, posterior: CandidatePosterior, top: in
     )
 
 
-def p10_halfwidth_m(view: SearchView, posterior: CandidatePosterior) -> Array:
-    """(m,) half-width of the 10th to 90th percentile interval of the primary metric, in log units."""
-    if view.is_primary:
-        return TENTH_PERCENTILE * posterior.spread * posterior.sd_m
-    return np.asarray(TENTH_PERCENTILE * np.sqrt(posterior.models.primary.most_likely.marginals(posterior.rows_m)[1]))
+def p10_halfwidth_m(posterior: CandidatePosterior) -> Array:
+    """(m,) half-width of the 10th to 90th percentile interval of the primary metric, in log units, at most a factor of
+    100.
+    """
+    return np.minimum(TENTH_PERCENTILE * posterior.spread * posterior.log_cost_sd_m, MAX_HALFWIDTH)
 
 
 def find_chances(posterior: CandidatePosterior) -> Array:
@@ -135,7 +137,7 @@ def _learned_multipliers(posterior: CandidatePosterior) -> tuple[LearnedMultipli
     if view.primary.name not in view.predictor.forms:
         return ()
     primary = posterior.models.primary.most_likely
-    names, before = posterior.models.primary.form.multipliers, _log_multipliers_before(posterior)
+    names, before = posterior.models.primary.form.multipliers, view.predictor.form(view.primary).prior.mean_P
     certainty = 1 - (primary.multiplier_sd() / primary.prior.sd_P) ** 2
     order = np.argsort(-certainty, kind="stable")
     return tuple(
@@ -143,10 +145,3 @@ def _learned_multipliers(posterior: CandidatePosterior) -> tuple[LearnedMultipli
         for p in order
         if certainty[p] >= MIN_CERTAINTY
     )
-
-
-def _log_multipliers_before(posterior: CandidatePosterior) -> Array:
-    """(P,) log multipliers of the closed form before any trial; 0 for multipliers that beliefs added."""
-    view, size = posterior.models.view, len(posterior.models.primary.form.multipliers)
-    known_P = view.predictor.form(view.primary).prior.mean_P
-    return np.concatenate([known_P, np.zeros(size - len(known_P))])

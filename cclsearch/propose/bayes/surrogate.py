@@ -16,9 +16,9 @@ from cclsearch.propose.bayes.candidates import (
     select_window,
 )
 from cclsearch.propose.bayes.constraints import judge_constraints
+from cclsearch.propose.bayes.corrections import apply_supposed
 from cclsearch.propose.bayes.loads import preset_counted
 from cclsearch.propose.bayes.models import Drawn, Draws, MetricModels, choose_scale
-from cclsearch.propose.bayes.prior_hints import apply_hints
 from cclsearch.propose.bayes.refine import refine_predictor
 from cclsearch.stats.closed_form import Predictor
 from cclsearch.stats.kernel import Array
@@ -57,6 +57,8 @@ class CandidatePosterior:
     """Expected loss of the running trials."""
     log_cost_m: Array
     """Expected log of the primary metric, or of its reciprocal if greater is better."""
+    log_cost_sd_m: Array
+    """Standard deviation of that log."""
     models: MetricModels
     spread: float = 1.0
     """Factor on all standard deviations in statements about chances, at most 1: see `find_spread`."""
@@ -69,8 +71,7 @@ class CandidatePosterior:
     @property
     def sd_m(self) -> Array:
         """(m,) standard deviation of a measured loss, on the scale."""
-        second = self.weight_k @ (self.sd_km**2 + self.mean_km**2)
-        return np.asarray(np.sqrt(np.maximum(second - self.mean_m**2, 1e-12)))
+        return mixture_sd(Drawn(self.mean_km, self.sd_km, self.weight_k))
 
     @property
     def p_valid_m(self) -> Array:
@@ -105,6 +106,12 @@ class CandidatePosterior:
         return ExpectedOutcome(expected, fits=float(self.p_fits_m[m]))
 
 
+def mixture_sd(drawn: Drawn) -> Array:
+    """(m,) standard deviation of a measurement by all models."""
+    second = drawn.weight_k @ (drawn.sd_km**2 + drawn.mean_km**2)
+    return np.asarray(np.sqrt(np.maximum(second - (drawn.weight_k @ drawn.mean_km) ** 2, 1e-12)))
+
+
 @on_one_thread
 def fit_posterior(
     view: SearchView, predictor: Predictor | None = None, *, groups_N: NDArray[np.int64] | None = None
@@ -118,8 +125,8 @@ def fit_posterior(
         return None
     fitted = replace(view, observations=select_window(view.observations))
     earlier = match_earlier(view)
-    predictor = refine_predictor(view, predictor or view.predictor, earlier)
-    models = MetricModels(fitted, apply_hints(predictor, view), earlier)
+    predictor = apply_supposed(view, refine_predictor(view, predictor or view.predictor, earlier))
+    models = MetricModels(fitted, predictor, earlier)
     groups = [open_rows] if groups_N is None else [open_rows[groups_N[open_rows] == g] for g in np.unique(groups_N)]
     rows = choose_candidates(models, view, predictor, groups)
     pending = np.array(sorted(view.pending), dtype=np.int64)
@@ -147,6 +154,7 @@ def fit_posterior(
         best=best,
         pending_kp=loss.mean_km[:, size:],
         log_cost_m=view.primary.sign * (primary.weight_k @ primary.mean_km)[:size],
+        log_cost_sd_m=mixture_sd(primary)[:size],
         models=models,
         spread=find_spread(models),
     )

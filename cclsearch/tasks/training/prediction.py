@@ -48,31 +48,6 @@ UNDECLARED = {
 gradients of 4 or 2 bytes, activations all kept, recomputed in part (fused attention keeps no matrix either), or
 recomputed (`MemoryForm.undeclared`).
 """
-WAYS = {
-    "unsharded": ("optimizer_states=replicated", "optimizer_states=sharded"),
-    "replicated": ("sequence=replicated", "sequence=sharded"),
-    "gradients": ("gradients=4_bytes", "gradients=2_bytes"),
-    "kept": ("activations=kept", "activations=recomputed_in_part", "activations=recomputed"),
-}
-"""Names of the alternatives of `UNDECLARED`."""
-HINT_PARTS = {
-    "pipeline": {"bubble": 1.0, "p2p": 1.0, "p2p_wait": 1.0},
-    "stage_imbalance": {"imbalance": 1.0},
-    "tensor_parallel_in_node": {"tp_scale_up": 1.0, "tp_wait": 1.0},
-    "tensor_parallel_across_nodes": {"tp_scale_out": 1.0},
-    "data_parallel": {"dp": 1.0, "dp_overlap": -1.0},
-    "expert_parallel": {"expert_exchange": 1.0},
-    "recomputation": {"recompute": 1.0},
-    "launch_overhead": {"launch": 1.0},
-    "each_micro_batch": {"launch": 1.0, "tp_wait": 1.0, "tp_wait_staged": 1.0, "p2p_wait": 1.0},
-    "optimizer": {"optimizer": 1.0},
-}
-MEMORY_HINT_PARTS = {
-    "memory": {"all": 1.0},
-    "activation_memory": {"activations": 1.0, "replicated": 1.0},
-    "optimizer_memory": {"states": 1.0, "unsharded": 1.0},
-    "logits_memory": {"logits": 1.0},
-}
 
 
 @dataclass(frozen=True)
@@ -141,10 +116,7 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
         forms={STEP_TIME: step_time},
         memory=MemoryForm(
             *(peak, log_limit, priors.softness, undeclared, frozenset({"kept"})),
-            ways={name: WAYS[name] for name, ways in undeclared.items() if len(ways) == len(WAYS[name])},
         ),
-        hint_parts=HINT_PARTS,
-        memory_hint_parts=MEMORY_HINT_PARTS,
         unlike=describe_unlike(card),
         derived=_derive_all(card, layout, space.num_accelerators_N),
         rule_of_thumb=lambda failed: order_by_thumb(

@@ -40,7 +40,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "elementwise": "kernels limited by memory bandwidth: norms, activations, residuals",
         "recompute": "forward passes repeated by activation checkpointing",
         "vocabulary": "output projection and loss, on the last pipeline stage",
-        "imbalance": "how much that stage delays the other stages (belief stage_imbalance)",
+        "imbalance": "how much that stage delays the other stages",
         "launch": "host time to launch kernels, which overlaps with the device's work",
         "tp scale up, tp scale out": "tensor-parallel collectives in a node, and between nodes: bytes over bandwidth",
         "tp wait": "latency of each of these collectives; tp wait staged: more of it, if there are pipeline stages too",
@@ -49,10 +49,9 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "p2p (point to point), p2p wait": "transfers between pipeline stages: bytes over bandwidth, and delay of each",
         "dp (data parallel)": "reduction of gradients and gathering of sharded weights, as far as it is exposed",
         "dp overlap": "the share of it that the backward pass hides",
-        "each_micro_batch": "a belief about launch, tp wait and p2p wait: what each micro-batch costs, however small",
     }
 )
-"""Name in tables, predictions and beliefs -> its meaning."""
+"""Name in tables, predictions and corrections -> its meaning."""
 ADAM_BYTES = {
     True: "bf16 weights, fp32 gradients, fp32 master weights and two fp32 moments: 18 bytes",
     False: "fp32 weights, gradients and two moments: 16 bytes",

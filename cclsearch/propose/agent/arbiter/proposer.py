@@ -16,6 +16,7 @@ from cclsearch.propose.agent.arbiter.rules import (
     find_queued,
     find_stall,
     find_standing,
+    find_won_bet,
     is_repeat_open,
     overrules_left,
 )
@@ -27,7 +28,6 @@ from cclsearch.propose.agent.prompt.surrogate_table import best_observation
 from cclsearch.propose.agent.server import ServerState
 from cclsearch.propose.agent.tools.configs import format_config
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
-from cclsearch.propose.bayes.prior_hints import without_guesses
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, DecisionKind, LlmTurn
 
 # The longest chain: seeds, llm, a revision, fallback, back and another revision.
@@ -140,6 +140,8 @@ class Arbiter(Proposer):
         return []
 
     def _act_llm(self, view: SearchView, state: ArbiterState, count: int) -> list[Proposal]:
+        if ended := find_won_bet(view):
+            return self._end(view, state, *ended)
         stall = find_stall(view, state, self._rules)
         if stall and state.phase is ArbiterPhase.LLM:
             self._suspend_llm(view, state, *stall)
@@ -187,10 +189,9 @@ class Arbiter(Proposer):
             )
             return []
         if outcome.finish is not None:
-            # with the beliefs that came with the request, by which the turn judged it
-            return self._finish(replace(view, events=(*view.events, outcome.event)), state, outcome.finish)
+            return self._finish(view, state, outcome.finish)
         if outcome.event.adds or outcome.event.decision is DecisionKind.REVISE:
-            return []  # the search grows its space, or the beliefs changed: the model is asked again
+            return []  # the search grows its space, or the prediction changed: the model is asked again
         open_proposals = [proposal for proposal in outcome.proposals if _is_open(view, proposal)]
         if not open_proposals:
             # The turn ran in the background on an older view: its configurations may be running by now.
@@ -198,12 +199,15 @@ class Arbiter(Proposer):
         return open_proposals[:count]
 
     def _finish(self, view: SearchView, state: ArbiterState, reason: str) -> list[Proposal]:
-        if not self._agent.make_table(without_guesses(view)).nothing_left or best_observation(view) is None:
+        if not self._agent.make_table(view).nothing_left or best_observation(view) is None:
             # The turn ran in the background on an older view: a newer result makes the trials left worth running.
             return self._propose_fallback(view, 1)
+        return self._end(view, state, "the surrogate expects too little of the trials left", reason)
+
+    def _end(self, view: SearchView, state: ArbiterState, why: str, reason: str) -> list[Proposal]:
         if state.phase is not ArbiterPhase.FINISHED:
             self._move(view, state, ArbiterPhase.FINISHED, "finish", reason)
-        self._ending = f"the LLM ended the search, and the surrogate expects too little of the trials left: {reason}"
+        self._ending = f"the LLM ended the search, and {why}: {reason}"
         return []
 
     # turns
@@ -330,7 +334,7 @@ class Arbiter(Proposer):
 
 
 def _asks_again(event: ProposerEvent) -> bool:
-    """Whether the arbiter decides once more after this event: it moved, or the model revised its beliefs."""
+    """Whether the arbiter decides once more after this event: it moved, or the model corrected the prediction."""
     return isinstance(event, ArbiterMove) or (isinstance(event, LlmTurn) and event.decision is DecisionKind.REVISE)
 
 

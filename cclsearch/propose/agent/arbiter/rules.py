@@ -13,6 +13,7 @@ from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.memory.history import past_turns
 from cclsearch.propose.agent.prompt.surrogate_table import improvement_threshold
 from cclsearch.propose.base import Observation, SearchView
+from cclsearch.propose.bayes.snapshot import NEGLIGIBLE
 from cclsearch.propose.events import ArbiterState, LlmTurn, SubmittedConfig
 
 CREDIBLE = 0.5
@@ -68,8 +69,6 @@ class LlmTrial:
     """Number of the turn that submitted it, or of the turn that this one continues."""
     sign: float = 1.0
     """1 if a smaller value of the primary metric is better, else -1."""
-    was_warned: bool = False
-    """Whether the surrogate predicted it worse than the best by more than the noise, and it came out no better."""
     is_credible: bool = False
     """Whether the LLM's expectation was much closer to the measurement than the surrogate's prediction was."""
 
@@ -89,25 +88,11 @@ def find_llm_trials(view: SearchView) -> list[LlmTrial]:
         improved = o.loss is not None and (best is None or o.loss < best - abs(best) * noise)
         if o.config.digest in items:
             item, turn = items[o.config.digest]
-            warned = _was_warned(view, o, item, noise)
             credible = _is_credible(view, o, item, noise)
-            trials.append(LlmTrial(o, item, improved, turn, view.primary.sign, warned, credible))
+            trials.append(LlmTrial(o, item, improved, turn, view.primary.sign, credible))
         if o.loss is not None:
             best = o.loss if best is None else min(best, o.loss)
     return trials
-
-
-def _was_warned(view: SearchView, o: Observation, item: SubmittedConfig, noise: float) -> bool:
-    """Whether the surrogate predicted a trial worse than the best before it, and it came out no better than that."""
-    metric = view.primary
-    predicted, value = item.predicted.metrics.get(metric.name), o.value(metric.name)
-    earlier = [v for p in view.observations if p.trial < o.trial and p.loss is not None and (v := p.value(metric.name))]
-    if not earlier or not predicted or not math.isfinite(predicted):
-        return False
-    best = min(earlier, key=lambda v: metric.sign * v)
-    if metric.sign * math.log(predicted / best) <= noise:
-        return False
-    return value is None or metric.sign * math.log(value / predicted) >= -noise
 
 
 def _is_credible(view: SearchView, o: Observation, item: SubmittedConfig, noise: float) -> bool:
@@ -174,6 +159,8 @@ def weigh(trial: LlmTrial, *, spared: bool) -> tuple[float, str]:
     """Return the weight of a trial of a turn without an improvement, and the reason; `spared`: one still counts
     nothing.
     """
+    if trial.observation.is_unjudged:
+        return 0.0, "not admitted, which is not your fault"
     # A trial that the surrogate mispredicted too, or would have run as well, says little about the LLM's judgement.
     if is_outlier(trial):
         why = "the surrogate too found it promising and was far off"
@@ -182,8 +169,6 @@ def weigh(trial: LlmTrial, *, spared: bool) -> tuple[float, str]:
         return 0.5, "the surrogate would have run it too"
     if trial.is_credible:
         return 0.5, "you predicted it much better than the surrogate"
-    if trial.was_warned:
-        return 2.0, "the surrogate had predicted that it is worse than the best, rightly"
     return 1.0, ""
 
 
@@ -220,6 +205,23 @@ def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) ->
     return None
 
 
+def find_won_bet(view: SearchView) -> tuple[str, str] | None:
+    """Return that the strongest rival did not beat the best, and the model's reason to end the search; None if it did,
+    or has not run, or the latest turn asked for none.
+    """
+    turns = past_turns(view.events)
+    if not turns or not turns[-1].bet:
+        return None
+    rival = turns[-1].submitted[0].config
+    ran = next((o for o in view.observations if o.config == rival and o.trial > turns[-1].last_seen), None)
+    best = min((o.loss for o in view.observations if o.loss is not None and o is not ran), default=None)
+    if ran is None or ran.is_unjudged or best is None:
+        return None
+    if ran.loss is not None and ran.loss < best - abs(best) * NEGLIGIBLE:
+        return None
+    return f"its strongest rival, trial {ran.trial}, did not beat the best", turns[-1].bet
+
+
 def _is_running(view: SearchView, turn: int) -> bool:
     """Whether a configuration from this turn is queued or running."""
     submitted = [item for past in past_turns(view.events) if past.root == turn for item in past.submitted]
@@ -253,7 +255,8 @@ def find_queued(view: SearchView) -> tuple[LlmTurn, list[SubmittedConfig]] | Non
     turns = past_turns(view.events)
     if not turns:
         return None
-    seen = {o.config.digest for o in view.observations}
+    # one that was not admitted ran before this turn chose it again
+    seen = {o.config.digest for o in view.observations if not o.is_unjudged or o.trial > turns[-1].last_seen}
     queued = []
     for item in turns[-1].submitted:
         row = view.space.row(item.config)

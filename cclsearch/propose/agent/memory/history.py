@@ -53,8 +53,8 @@ def last_insights(view: SearchView, count: int = 6) -> list[LlmTurn]:
     return list(found.values())[-count:]
 
 
-def just_revised(view: SearchView) -> bool:
-    """Whether the latest turn revised its beliefs, and no trial has finished since."""
+def just_corrected(view: SearchView) -> bool:
+    """Whether the latest turn corrected the prediction, and no trial has finished since."""
     turns = past_turns(view.events)
     return bool(turns) and turns[-1].decision is DecisionKind.REVISE and turns[-1].num_seen == len(view.observations)
 

@@ -82,9 +82,8 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord) -> Replaye
         mode=context.mode,
         anonymous=context.anonymous,
         policies=SandboxRunner(),
-        refitted=record.look_with_beliefs,
         looked_up=dict(record.evidence),
-        explanations=dict(record.explanations),
+        recorded=dict(record.recorded),
         extension=Extension(record.extension),
     )
     shown = handlers.find_shown()
@@ -93,7 +92,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord) -> Replaye
         overrules_left=record.overrules_left,
         standing=record.standing,
         max_submitted=record.max_submitted,
-        can_revise=handlers.can_revise,
+        can_correct=handlers.can_correct,
     )
     options = PromptOptions(context.mode, context.anonymous, context.goal)
     recorded = _Recorded(record)

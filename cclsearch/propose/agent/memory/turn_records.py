@@ -33,9 +33,12 @@ from cclsearch.space.table import Knob, Space
 
 TURNS_FOLDER = "turns"
 CONTEXT_FILE = "context.json"
-VERSION = 2
-PACKED_FIELDS = {"codes", "look", "look_with_beliefs"}
+VERSION = 3
+PACKED_FIELDS = {"codes", "look"}
 """Fields of packed numbers: they hold no secret, but by chance their text may look like one."""
+
+OLD_FIELDS = {"explanations", "look_with_beliefs"}
+"""Fields of earlier versions, which are left out."""
 
 T = TypeVar("T", bound=Model)
 
@@ -91,13 +94,11 @@ class TurnRecord(Model):
     # Computed later, or on another machine, it may differ.
     look: SurrogateTable
     """The surrogate's table at the time of the turn."""
-    look_with_beliefs: SurrogateTable | None = None
-    """The same with the beliefs of a request to finish, which the search judged by it."""
     evidence: dict[int, TrialEvidence] = {}
     program: str | None = None
     program_note: str = ""
-    explanations: dict[str, tuple[str, ...]] = {}
-    """Configuration's digest -> the rules that it violates."""
+    recorded: dict[str, str] = {}
+    """Look-up and its arguments -> its text, of those that a replay cannot repeat: rules, traces, suppositions."""
     limits: LlmLimits = LlmLimits()
     # The price list may have changed since.
     price: Price | None = None
@@ -161,11 +162,10 @@ def make_record(
         overrules_left=handlers.overrules_left,
         standing=prompt_input.standing,
         look=handlers.table,
-        look_with_beliefs=handlers.refitted,
         evidence=handlers.looked_up,
         program=prompt_input.program,
         program_note=prompt_input.program_note,
-        explanations=dict(handlers.explanations),
+        recorded=dict(handlers.recorded),
         limits=settings.limits,
         price=settings.price,
         max_seconds=settings.max_seconds,
@@ -235,6 +235,8 @@ def _read(path: Path, model: type[T]) -> T:
         data = json.loads(path.read_text(encoding="utf-8"))
         version = data.get("schema_version") if isinstance(data, dict) else None
         refuse_newer(path, version, VERSION)
+        for old in OLD_FIELDS & set(data):
+            del data[old]
         return model.model_validate(data)
     except FileNotFoundError:
         raise UserError(f"run {path.parent.parent.name!r} used no LLM, so there is nothing to replay") from None

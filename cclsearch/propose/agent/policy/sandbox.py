@@ -12,8 +12,12 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Model
@@ -53,18 +57,43 @@ def run_policy(
 
     Raises SandboxError if the result is anything else, or if a limit was exceeded.
     """
-    limits = limits or SandboxLimits()
+    inputs = {"workload": workload, "environment": environment, "history": history or []}
+    return _check_result(_run(program, "generate_config(workload, environment)", inputs, limits or SandboxLimits()))
+
+
+# The whole space is one run: its rows are far larger than what a policy reads and returns.
+CORRECTION_LIMITS = SandboxLimits(time_s=10.0, memory_bytes=2**29, output_bytes=500_000)
+"""Limits of a program that corrects the prediction of a whole space."""
+
+
+def run_correction(
+    program: str, rows: Sequence[tuple[dict[str, Any], dict[str, dict[str, float]]]], card: dict[str, Any]
+) -> NDArray[np.float64]:
+    """(n, 2) time and memory of n rows (configuration, parts) by `correct(config, parts, card) -> parts` of a program.
+
+    `parts` has the dictionaries `time` and `memory`, part -> its share. Raises SandboxError if the program returns
+    anything else, or a total that is not a positive number.
+    """
+    text = _run(program, "correct(config, parts, card)", {"rows": rows, "card": card}, CORRECTION_LIMITS)
+    try:
+        totals = np.array(json.loads(str(text)), dtype=np.float64)
+    except (ValueError, TypeError):
+        totals = np.zeros(0)
+    if totals.shape != (len(rows), 2) or not np.all(np.isfinite(totals)) or np.any(totals <= 0):
+        raise SandboxError("correct must return parts, whose times and whose memory each add up to a number above 0")
+    return totals
+
+
+def _run(program: str, signature: str, inputs: dict[str, Any], limits: SandboxLimits) -> object:
+    """Return what the function of the program returns, as JSON text; raises SandboxError."""
     if "\0" in program or len(program.encode("utf-8", "replace")) > limits.program_bytes:
         raise SandboxError(f"a program must be text of at most {limits.program_bytes:,} bytes")
-    task = {
-        "program": program.encode("utf-8", "replace").decode(),
-        "inputs": {"workload": workload, "environment": environment, "history": history or []},
-        "limits": limits.model_dump(),
-    }
+    text = program.encode("utf-8", "replace").decode()
+    task = {"program": text, "signature": signature, "inputs": inputs, "limits": limits.model_dump()}
     answer = _run_child(json.dumps(task), limits)
     if "error" in answer:
         raise SandboxError(_message(str(answer["error"])))
-    return _check_result(answer.get("result"))
+    return answer.get("result")
 
 
 def _run_child(task: str, limits: SandboxLimits) -> dict[str, Any]:

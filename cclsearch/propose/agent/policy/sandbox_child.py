@@ -99,12 +99,23 @@ def _asks_for_main(statement: ast.stmt) -> bool:
     return names in (["__name__", "__main__"], ["__main__", "__name__"]) and isinstance(statement.test.ops[0], ast.Eq)
 
 
-def lacks_generate_config(tree: ast.Module | None) -> bool:
-    """Whether the module defines no `generate_config`; False without a tree, as the run will show it."""
+CORRECT = "correct"
+"""Function of a program that corrects a prediction; the other kind chooses a configuration."""
+CALL_CORRECT = """
+_totals = []
+for _config, _parts in rows:
+    _found = correct(_config, _parts, card)
+    _totals.append([sum(_found["time"].values()), sum(_found["memory"].values())])
+_json.dumps(_totals)
+"""
+
+
+def lacks(name: str, tree: ast.Module | None) -> bool:
+    """Whether the module defines no function of that name; False without a tree, as the run will show it."""
     if tree is None:
         return False
     found = (getattr(node, name, "") for node in ast.walk(tree) for name in ("name", "id", "asname"))
-    return "generate_config" not in found
+    return name not in found
 
 
 def write_call(program: str, tree: ast.Module | None) -> str:
@@ -138,9 +149,9 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
 
     limits = task["limits"]
     program = task["program"].replace("\r\n", "\n").replace("\r", "\n")
-    tree = parse(program)
-    if lacks_generate_config(tree):
-        return {"error": "the program defines no function generate_config(workload, environment)"}
+    tree, name = parse(program), task["signature"].partition("(")[0]
+    if lacks(name, tree):
+        return {"error": f"the program defines no function {task['signature']}"}
     resources = {
         "max_feed_duration_secs": limits["time_s"],
         "max_memory": limits["memory_bytes"],
@@ -154,15 +165,16 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     try:
         with pool, pool.checkout(limits=resources, os_policy=policy, script_name="policy.py") as session:
             session.feed_run(prepare(program, tree), inputs=task["inputs"], print_callback=printed)
-            text = session.feed_run(write_call(program, tree), print_callback=printed)
+            call = f"import json as _json\n{CALL_CORRECT}" if name == CORRECT else write_call(program, tree)
+            text = session.feed_run(call, print_callback=printed)
     except monty.MontyCrashedError:
         return {"error": "the program exceeded the memory or time limit, and its interpreter was stopped"}
     except monty.MontyError as error:
         return {"error": describe_error(error)}
     if not isinstance(text, str):
-        return {"error": "generate_config must return a dict of knob -> value"}
+        return {"error": f"{name} must return a dict"}
     if len(text) > limits["output_bytes"]:
-        return {"error": f"generate_config returned more than {limits['output_bytes']:,} characters"}
+        return {"error": f"{name} returned more than {limits['output_bytes']:,} characters"}
     return {"result": text}
 
 

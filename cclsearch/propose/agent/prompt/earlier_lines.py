@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from cclsearch.propose.agent.prompt.quoting import quote_line
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.prior_hints import name_part
 
 
 def earlier_lines(view: SearchView, *, anonymous: bool) -> list[str]:
@@ -15,7 +14,6 @@ def earlier_lines(view: SearchView, *, anonymous: bool) -> list[str]:
     for number, search in enumerate(view.earlier.searches, 1):
         name = f"search {number}" if anonymous else f"{search.run_id} (work {quote_line(search.workload, 60)})"
         lines += [f"{name}: {quote_line(text, 300)}" for text in reversed(search.insights)]
-        beliefs = "; ".join(f"{name_part(part)}: {level.replace('_', ' ')}" for part, level in search.beliefs.items())
-        if beliefs:
-            lines.append(f"{name} believed: {quote_line(beliefs, 300)}")
+        said = "; ".join(f"{part}: {factor.replace('_', ' ')}" for part, factor in search.beliefs.items())
+        lines += [f"{name} corrected: {quote_line(said, 300)}"] if said else []
     return lines

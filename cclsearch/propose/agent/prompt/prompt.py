@@ -20,6 +20,8 @@ from cclsearch.propose.agent.prompt.quoting import QUOTING_RULE, clip_bytes, quo
 from cclsearch.propose.agent.prompt.row_facts import read_row_facts
 from cclsearch.propose.agent.prompt.sections import Section, fit_sections, render_section
 from cclsearch.propose.agent.prompt.surrogate_table import (
+    MAX_BET_GAIN,
+    MIN_BET_TRIALS,
     NUM_FIRST_CHOICES,
     NUM_PROMISING,
     PLAUSIBLE,
@@ -46,8 +48,8 @@ from cclsearch.propose.agent.prompt.untested_values import untried_lines
 from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
 from cclsearch.propose.agent.tools.configs import describe_inert, format_config, free_knobs
 from cclsearch.propose.base import SearchView
+from cclsearch.propose.bayes.corrections import START, count_doubts_left
 from cclsearch.propose.bayes.outlook import MIN_TRIALS
-from cclsearch.propose.bayes.prior_hints import collect_hints, count_doubts_left, find_doubted, name_part
 from cclsearch.propose.bayes.snapshot import NEGLIGIBLE
 from cclsearch.propose.events import ArbiterMove, LlmMode, find_withdrawn
 from cclsearch.space.table import RECORDED_RULES, Space
@@ -67,7 +69,6 @@ MAX_KNOBS_BYTES = 6500
 CANDIDATES = "its best untried candidates, the likeliest to win first, ties by prediction (optimistic: 10th percentile)"
 UNRANKED = "its best untried candidates, in the order in which it would run them (optimistic: 10th percentile)"
 UNTRIED = "VALUES WITHOUT A TRIAL, each with the candidate that is likeliest to win"
-WAYS = "SURROGATE: how it weighs what the space does not say of the memory (a belief may raise or lower these weights)"
 THEORIES = "what you expected, what would change your mind, and what was measured"
 MAX_LOOKUPS = 8
 RULES = ArbiterSettings()
@@ -114,8 +115,8 @@ class PromptInput:
     """The model's distance from a stall, in words."""
     max_submitted: int = 1
     """Configurations that the turn may submit."""
-    can_revise: bool = True
-    """Whether the turn may revise beliefs."""
+    can_correct: bool = True
+    """Whether the turn may correct the prediction without a trial."""
 
 
 def write_turn_prompt(prompt_input: PromptInput, tools: Sequence[ToolSpec], options: PromptOptions) -> Prompt:
@@ -156,14 +157,14 @@ def write_system(view: SearchView, options: PromptOptions) -> str:
     has_form = view.primary.name in view.predictor.forms
     model = "closed-form cost model, recalibrated on the trials so far" if has_form else "fitted to the trials so far"
     again = ", and may be submitted once more" if view.can_repeat else ""
-    beliefs = f" {WORDS['beliefs'].format(unit=view.task.unit_of_work, again=again)}"
+    corrections = f" {WORDS['corrections'].format(again=again, start=START)}"
     submit = "submit_policy" if options.mode == LlmMode.POLICY else "submit"
     words = {
-        **{"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model, "beliefs": beliefs},
+        **{"tuned": view.task.tuned, "max_lookups": MAX_LOOKUPS, "submit": submit, "model": model},
         **{"promising": NUM_PROMISING, "first": NUM_FIRST_CHOICES, "plausible": f"{PLAUSIBLE:.0%}"},
-        **{"negligible": f"{NEGLIGIBLE:.0%}", "min_trials": MIN_TRIALS},
-        **{"patience": RULES.patience, "patience_after_gain": RULES.patience_after_gain},
-        "patience_limited": RULES.patience_limited,
+        **{"negligible": f"{NEGLIGIBLE:.0%}", "min_trials": MIN_TRIALS, "corrections": corrections},
+        **{"bet_trials": MIN_BET_TRIALS, "bet_gain": f"{MAX_BET_GAIN:.0%}", "patience": RULES.patience},
+        **{"patience_after_gain": RULES.patience_after_gain, "patience_limited": RULES.patience_limited},
     }
     parts = [
         *(sentence.format(**words) for sentence in WORDS["system"].values()),
@@ -260,12 +261,11 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         Section("SURROGATE: how far it was off, and what it would do now", table.review, 1.2),
         Section("WHAT ONE CHANGE DID", change_lines(view), 1.2),
         Section(UNTRIED, untried_lines(view, table, facts), 1.5),
-        Section(WAYS, table.ways, 0.4),
         Section(f"YOUR THEORIES: {THEORIES}", theory_lines(view), 1.0),
         Section("DIAGNOSIS", _evidence_lines(prompt_input, min(max(limit_bytes // 12, 300), 1500)), 2.5),
         Section("YOUR INSIGHTS so far, by turn", _insight_lines(view), 0.7),
         Section("EARLIER SEARCHES here, mostly of other models", earlier_lines(view, anonymous=options.anonymous), 0.5),
-        Section("YOUR BELIEFS, which the surrogate uses as evidence", _belief_lines(view, table), 0.5),
+        Section("YOUR CORRECTIONS, with their weights in the surrogate's mixture", table.corrections, 0.8),
         Section("REFUSED in your last turn", _refused_lines(view), 0.5),
         Section("LATEST MOVES OF THE ARBITER", _move_lines(view), 0.5),
         Section("MAY BE ADDED to the search space with extend_space", prompt_input.offers, 0.8),
@@ -275,17 +275,6 @@ def _sections(prompt_input: PromptInput, options: PromptOptions, limit_bytes: in
         program = [quote_untrusted(prompt_input.program, share)] if prompt_input.program else []
         sections.append(Section("BEST PROGRAM so far" + prompt_input.program_note, program, 9.0))
     return [section for section in sections if section.lines]
-
-
-def _belief_lines(view: SearchView, table: SurrogateTable) -> list[str]:
-    effects = {name: f"; what you said last changed: {effect}" for name, effect in table.effects.items()}
-    lines = []
-    for part, hint in collect_hints(view).items():
-        name, level = name_part(part), hint.level.replace("_", " ")
-        lines.append(f"{name}: {level} (counts {hint.weight:.0%} now, fully if renewed){effects.get(part, '')}")
-    until = " until it has run again" if view.can_repeat else ""
-    doubted = [f"trial {trial}" for trial in sorted(find_doubted(view))]
-    return lines + [f"{trial} is doubted: it counts little{until}{effects.get(trial, '')}" for trial in doubted]
 
 
 def _insight_lines(view: SearchView) -> list[str]:
@@ -303,10 +292,9 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
     return [
         f"{len(view.observations)} trials seen; budget left {view.budget_left}{several}; {found}",
         f"this turn may submit at most {prompt_input.max_submitted}"
-        + "; no `revise` now" * (not prompt_input.can_revise),
+        + "; no `correct` now" * (not prompt_input.can_correct),
         (
-            f"after your stall: one configuration a turn, among those that are free ({FREE_MARK}), until one improves; "
-            "what you send with `finish` counts in its check; beliefs sent with a submission count until the next stall"
+            f"after your stall: one configuration a turn, among those that are free ({FREE_MARK}), until one improves"
             if table.first_only
             else f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free"
         ),

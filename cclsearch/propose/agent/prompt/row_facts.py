@@ -55,11 +55,11 @@ class RowFacts:
 
     def parts(self, row: int) -> str:
         """The largest parts of the closed form, in words; empty without one."""
-        return _name_largest(self.prediction.parts, row) if self.prediction else ""
+        return name_largest(self.prediction.parts, row) if self.prediction else ""
 
     def memory_parts(self, row: int) -> str:
         """The largest parts of the memory by the closed form, in words; empty without one."""
-        return _name_largest(self.prediction.memory_parts_gib, row, " GiB") if self.prediction else ""
+        return name_largest(self.prediction.memory_parts_gib, row, " GiB") if self.prediction else ""
 
     def differences(self, row: int, other: int) -> str:
         """Return the parts of the closed form of a row less another row's, in words; empty without a closed form."""
@@ -79,7 +79,7 @@ def compare_parts(prediction: Prediction, row: int, other: int, count: int) -> s
     return ", ".join(f"{name} {differences[name]:+.3g}" for name in largest if abs(differences[name]) > least)
 
 
-def _name_largest(parts: Mapping[str, Array] | None, row: int, unit: str = "") -> str:
+def name_largest(parts: Mapping[str, Array] | None, row: int, unit: str = "") -> str:
     """The largest parts of a row and the sum of the others, in words; empty without parts."""
     if not parts:
         return ""

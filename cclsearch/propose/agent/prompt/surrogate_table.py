@@ -14,7 +14,7 @@ from cclsearch.core.array_codec import Packed
 from cclsearch.core.metrics import Direction
 from cclsearch.core.text import count_of
 from cclsearch.core.values import FailureKind
-from cclsearch.propose.agent.prompt.belief_effects import describe_effects
+from cclsearch.propose.agent.prompt.correction_lines import describe_corrections
 from cclsearch.propose.agent.prompt.recent_trials import review_trials
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
@@ -44,6 +44,10 @@ PLAUSIBLE = 0.02
 # It would almost certainly fail.
 UNLIKELY = 0.01
 """P(fits) below which a configuration is neither listed nor free."""
+MIN_BET_TRIALS = 3
+"""Measured trials from which the model may end the search at its own risk."""
+MAX_BET_GAIN = 0.05
+"""Expected gain of the trials left up to which it may."""
 MAX_UNSEEN = 2
 """Failures of a value of a knob without a closed form after which the surrogate's judgement of it counts."""
 MIN_NARROWING = 0.05
@@ -84,14 +88,14 @@ class SurrogateTable:
     """The latest trials beside their predictions, and the surrogate's next choice with its reasons, in lines."""
     oom_odds: Mapping[int, float] = field(default_factory=dict)
     """Failed trial with an unknown cause -> probability that memory was the cause."""
+    gain_left: float = 1.0
+    """Expected relative gain of all trials left together; 1 before a trial is ranked."""
     first_only: bool = False
     """Whether only the surrogate's first candidates, and the likeliest to win, are free."""
     scatter: str = ""
     """Scatter of the measured trials that the surrogate cannot explain, in words; empty for too few trials."""
-    ways: tuple[str, ...] = ()
-    """Its assumptions on memory that the space leaves open, with weights, in lines."""
-    effects: Mapping[str, str] = field(default_factory=dict)
-    """Belief or doubted trial of the latest turn -> the change by this turn's beliefs and doubts, in words."""
+    corrections: tuple[str, ...] = ()
+    """The LLM's corrections and doubts, with their weights and what they change, in lines."""
 
     @cached_property
     def least_fits(self) -> float:
@@ -204,12 +208,6 @@ def describe_scatter(posterior: CandidatePosterior) -> str:
     )
 
 
-def describe_ways(posterior: CandidatePosterior) -> tuple[str, ...]:
-    """Return the surrogate's assumptions on memory that the space leaves open and no peak shows, in lines."""
-    found = posterior.models.feasibility.weigh_ways()
-    return tuple(", ".join(f"{way} {weight:.2f}" for way, weight in ways.items()) for ways in found.values())
-
-
 def _list_gaps(view: SearchView) -> list[float]:
     """Return the relative difference between the runs of each configuration that ran more than once."""
     losses: dict[int, list[float]] = {}
@@ -234,7 +232,7 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
         _fill_closed_form(view, fits_N, memory_N)
     sign = view.primary.sign  # a cost is the metric, or its reciprocal if greater is better
     value_N[rows] = np.exp(sign * posterior.log_cost_m)
-    optimistic_N[rows] = np.exp(sign * (posterior.log_cost_m - p10_halfwidth_m(view, posterior)))
+    optimistic_N[rows] = np.exp(sign * (posterior.log_cost_m - p10_halfwidth_m(posterior)))
     memory_N[rows] = posterior.memory_gib_m
     fits_N[rows] = posterior.p_fits_m
     promise = expected_improvement(posterior, incumbent(posterior)) * posterior.p_valid_m
@@ -248,7 +246,8 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
     if posterior.best is not None:
         wins_N = np.zeros(size)
         wins_N[rows] = find_chances(posterior)
-    left, why = _find_left(view, posterior, wins_N)
+    gain = 1.0 if wins_N is None else find_gain_left(posterior, view.budget_left)
+    left, why = _find_left(view, posterior, wins_N, gain)
     return SurrogateTable(
         *(value_N, optimistic_N, memory_N, fits_N, order, not left, why, _describe_record(snapshot, posterior.spread)),
         satisfies_N=satisfies_N,
@@ -256,9 +255,9 @@ def make_surrogate_table(view: SearchView) -> SurrogateTable:
         unseen_N=find_unseen(view),
         review=review_trials(view, posterior, order),
         scatter=describe_scatter(posterior),
-        ways=describe_ways(posterior),
-        effects=describe_effects(view, posterior),
+        corrections=describe_corrections(view, posterior),
         oom_odds=find_oom_odds(view, posterior),
+        gain_left=gain,
     )
 
 
@@ -286,7 +285,9 @@ def _fill_closed_form(view: SearchView, fits_N: NDArray[np.float64], memory_N: N
         fits_N[rows], memory_N[rows] = prediction.fits_N[rows], prediction.memory_gib_N[rows]
 
 
-def _find_left(view: SearchView, posterior: CandidatePosterior, wins_N: NDArray[np.float64] | None) -> tuple[bool, str]:
+def _find_left(
+    view: SearchView, posterior: CandidatePosterior, wins_N: NDArray[np.float64] | None, gain: float
+) -> tuple[bool, str]:
     """Return whether the rest of the budget is worth running, and why, in words.
 
     It is while its expected gain is at least a difference that counts, so a search ends, on average, within the noise
@@ -294,7 +295,6 @@ def _find_left(view: SearchView, posterior: CandidatePosterior, wins_N: NDArray[
     """
     if wins_N is None:
         return True, none_ranked(view)
-    gain = find_gain_left(posterior, view.budget_left)
     # with measurements of earlier runs of the same work, and with failures, which show what cannot win
     num_known = len(posterior.models.primary.most_likely.rows_n) + sum(o.failure is not None for o in view.observations)
     if num_known < MIN_TRIALS:

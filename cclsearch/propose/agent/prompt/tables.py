@@ -138,7 +138,7 @@ def failure_lines(view: SearchView, table: SurrogateTable, facts: RowFacts) -> l
     lines: list[str] = [] if is_named else [f"trial by | {format_header(view.space)}"]
     choosers = find_choosers(view)
     for kind, failed in sorted(by_kind.items(), key=lambda item: -len(item[1])):
-        message = failed[-1].failure.message if failed[-1].failure else "it ran, but was not admitted"
+        message = failed[-1].failure.message if failed[-1].failure else _describe_refusal(failed[-1])
         lines.append(f"{kind} x{len(failed)}; latest message: {quote_line(message, 240)}")
         shown = failed[-12:]
         lines += [
@@ -149,6 +149,10 @@ def failure_lines(view: SearchView, table: SurrogateTable, facts: RowFacts) -> l
         if len(failed) > len(shown):
             lines.append(f"  ({len(failed) - len(shown)} earlier ones left out)")
     return lines
+
+
+def _describe_refusal(o: Observation) -> str:
+    return f"it ran, but was not admitted: {'; '.join(o.refusals) or 'the rule is not known'}"
 
 
 def _memory_note(o: Observation, table: SurrogateTable, facts: RowFacts) -> str:
@@ -268,6 +272,7 @@ def trial_summary(view: SearchView, o: Observation) -> str:
     parts = [f"trial {o.trial}: {format_config(view.space, _plain_config(view, o))}: {end}, {describe_memory(view, o)}"]
     parts += [f"{metric.words}{'s' if metric.is_time else ''} spread {o.spread:.1%}"] if o.spread is not None else []
     parts += [f"message: {quote_line(o.failure.message, 300)}"] if o.failure else []
+    parts += [quote_line(_describe_refusal(o), 300)] if o.is_unjudged else []
     return ", ".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,16 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.decision import ToolReply
 from cclsearch.propose.agent.memory.evidence import EvidenceSource, TrialEvidence, describe_evidence, fit_evidence
-from cclsearch.propose.agent.prompt.quoting import clip_bytes
+from cclsearch.propose.agent.prompt.quoting import clip_bytes, redact_strings
 from cclsearch.propose.agent.prompt.row_facts import RowFacts, read_row_facts
 from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable, best_observation
 from cclsearch.propose.agent.prompt.tables import candidate_lines, trial_summary
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.tools.configs import CallError, format_config, nearest_rows, read_config, read_value
+from cclsearch.propose.agent.tools.suppose import describe_supposed
 from cclsearch.propose.agent.tools.tool_schemas import BY_CHANCE, LOOKUPS, MAX_LISTED, MAX_PREDICTED, sort_orders
 from cclsearch.propose.base import SearchView
 
@@ -39,8 +42,8 @@ class Lookups:
     evidence: EvidenceSource
     explain: Explain | None = None
     looked_up: dict[int, TrialEvidence] = field(default_factory=dict)
-    explanations: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Digest of a configuration -> the result of `explain` for it."""
+    recorded: dict[str, str] = field(default_factory=dict)
+    """Look-up and its arguments -> its text, of those that ask more than the view and the table."""
     max_bytes: int = MAX_REPLY_BYTES
     """Bytes of the current reply."""
 
@@ -48,6 +51,7 @@ class Lookups:
         """Return look-up tool -> the function that answers its arguments."""
         return {
             "predict": self._predict,
+            "suppose": self._suppose,
             "explain": self._explain,
             "trial": self._trial,
             "compare": self._compare,
@@ -216,10 +220,23 @@ class Lookups:
         return [int(row) for row in chosen[np.argsort(key[chosen], kind="stable")]]
 
     def _explain_illegal(self, config: Config) -> str:
-        if self.explain:
-            self.explanations[config.digest] = tuple(self.explain(config))
-        rules = [one_line(line, 200) for line in self.explanations.get(config.digest, ())][:4]
+        rules = self._record("explain", config.digest, lambda: "; ".join(self._list_rules(config)))
         near = nearest_rows(self.view.space, config, self.table.listed)
         listed = "; ".join(format_config(self.view.space, self.view.space.config(row)) for row in near)
-        why = f": {'; '.join(rules)}" if rules else ""
+        why = f": {rules}" if rules else ""
         return f"not in the search space{why}. Nearest untried configurations: {listed or 'none'}"
+
+    def _list_rules(self, config: Config) -> list[str]:
+        return [one_line(line, 200) for line in (self.explain(config) if self.explain else ())][:4]
+
+    def _record(self, name: str, arguments: object, answer: Callable[[], str]) -> str:
+        """Return the text of a look-up that a replay repeats from its record."""
+        key = f"{name} {json.dumps(redact_strings(arguments), sort_keys=True, default=str)}"
+        if key not in self.recorded:
+            self.recorded[key] = redact(answer())
+        return self.recorded[key]
+
+    def _suppose(self, arguments: dict[str, Any]) -> ToolReply:
+        if not arguments:
+            raise CallError("suppose what? Give corrections, a program, doubts, memory_crashes, or configurations")
+        return ToolReply(self._record("suppose", arguments, lambda: describe_supposed(self.view, arguments)))

@@ -11,14 +11,15 @@ from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.decision import Decision, ToolReply
-from cclsearch.propose.agent.memory.history import just_revised
-from cclsearch.propose.agent.memory.turn_feedback import add_lessons, changes_figures, read_lessons
-from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner, hide_origin
+from cclsearch.propose.agent.memory.history import just_corrected, past_turns
+from cclsearch.propose.agent.memory.turn_feedback import read_lessons
+from cclsearch.propose.agent.policy.inputs import hide_origin
+from cclsearch.propose.agent.policy.runner import PolicyChoice, PolicyRunner
 from cclsearch.propose.agent.prompt.surrogate_table import (
+    MAX_BET_GAIN,
+    MIN_BET_TRIALS,
     NUM_PROMISING,
     PLAUSIBLE,
-    MakeSurrogateTable,
-    SurrogateTable,
     best_observation,
     none_ranked,
 )
@@ -28,17 +29,11 @@ from cclsearch.propose.agent.tools.configs import CallError, format_config, read
 from cclsearch.propose.agent.tools.extension import TOOL as EXTEND_SPACE
 from cclsearch.propose.agent.tools.extension import Extension
 from cclsearch.propose.agent.tools.lookups import MAX_REPLY_BYTES, Lookups
-from cclsearch.propose.agent.tools.tool_schemas import REFUTED_AT, REVISE, expected_fields
+from cclsearch.propose.agent.tools.tool_schemas import CORRECT, FOLLOW, REFUTED_AT, expected_fields
 from cclsearch.propose.base import ExpectedOutcome
-from cclsearch.propose.bayes.prior_hints import find_doubted, parse_doubts, without_guesses
+from cclsearch.propose.bayes.corrections import find_doubted, parse_doubts
 from cclsearch.propose.events import LlmMode, SubmittedConfig
 
-NOT_JUDGED = "What you sent with it does not count, and is not kept: beliefs change once between two trials"
-NOT_KEPT = (
-    "This is with the beliefs and doubts of your first request in this turn; they are not kept, because after a stall "
-    "you choose without them"
-)
-WITHOUT_GUESSES = "This is without your beliefs about values that no trial had: nothing measured speaks for them"
 MIN_FITS = 0.05
 """Probability of fitting, or of satisfying the constraints, below which a row is refused for that reason."""
 
@@ -53,10 +48,6 @@ class ToolHandlers(Lookups):
     anonymous: bool = False
     """Hides the workload's origin from policy programs too, because the model reads their errors."""
     policies: PolicyRunner | None = None
-    make_table: MakeSurrogateTable | None = None
-    """Fits the surrogate again, with beliefs that come with a request to finish."""
-    refitted: SurrogateTable | None = None
-    """The table with these beliefs, kept for the turn record; in a replay, the recorded one."""
     extension: Extension = field(default_factory=Extension)
     """Additions to the search space that the model may make."""
 
@@ -71,7 +62,8 @@ class ToolHandlers(Lookups):
                 self._submit_policy if self.mode == LlmMode.POLICY else self._submit
             ),
             **({EXTEND_SPACE: self._extend} if self.extension.record.offers else {}),
-            REVISE: self._revise,
+            FOLLOW: self._follow,
+            CORRECT: self._correct,
             "finish": self._finish,
         }
         if call.name not in handlers:
@@ -84,11 +76,23 @@ class ToolHandlers(Lookups):
             return ToolReply(str(error), error.fault)
 
     @property
-    def can_revise(self) -> bool:
-        """Whether the model may revise its beliefs: once between two trials, and not while it is limited to the
-        surrogate's first candidates, which it must choose without its beliefs.
-        """
-        return not self.table.first_only and not just_revised(self.view)
+    def can_correct(self) -> bool:
+        """Whether the model may correct the prediction without a trial: once between two trials."""
+        return not just_corrected(self.view)
+
+    def _follow(self, arguments: dict[str, Any]) -> ToolReply:
+        row = next((row for row in self.table.order if not self.view.taken_N[row]), None)
+        if row is None:
+            raise CallError("no configuration is left: finish", "duplicate")
+        lessons, ignored = read_lessons(arguments, self.view)
+        return ToolReply("accepted", decision=Decision((self._take(row),), ignored, **lessons))
+
+    def _take(self, row: int) -> SubmittedConfig:
+        """Return a row of the surrogate's, which expects what it predicts."""
+        config = self.view.space.config(row)
+        metrics = {PEAK_MEMORY: self.table.memory_gib_N, self.view.primary.name: self.table.value_N}
+        figures = {name: float(metrics[of][row]) for name, of in expected_fields(self.view).items()}
+        return self._check_submission(config, {**figures, "rationale": "the surrogate's choice"}, [])
 
     def _submit(self, arguments: dict[str, Any]) -> ToolReply:
         raw = arguments.get("configurations")
@@ -131,7 +135,7 @@ class ToolHandlers(Lookups):
         except CallError as error:
             returned = format_config(self.view.space, choice.config)
             raise CallError(f"the program returned {returned}: {error}", error.fault) from None
-        lessons, ignored = read_lessons(arguments, self.view)
+        lessons, ignored = read_lessons({**arguments, "program": None}, self.view)
         decision = Decision((submitted,), ignored, program=program, **lessons)
         return ToolReply("accepted" + (f" ({choice.note})" if choice.note else ""), decision=decision)
 
@@ -193,30 +197,38 @@ class ToolHandlers(Lookups):
         lessons, ignored = read_lessons(arguments, self.view)
         return ToolReply(text, decision=Decision(adds=wanted, why=why, refused=ignored, **lessons))
 
-    def _revise(self, arguments: dict[str, Any]) -> ToolReply:
-        if not self.can_revise:
-            why = NOT_JUDGED if just_revised(self.view) else NOT_KEPT
-            raise CallError(f"{why}. Submit or finish", "revised twice")
+    def _correct(self, arguments: dict[str, Any]) -> ToolReply:
+        if not self.can_correct:
+            raise CallError("you corrected it since the last trial: decide, or try `suppose`", "corrected twice")
         lessons, ignored = read_lessons(arguments, self.view)
         if not any(lessons.values()):
             why = "".join(f"; {text}" for text in ignored)
-            raise CallError(f"nothing to revise: give beliefs, doubts, an insight, or turns to withdraw{why}")
+            raise CallError(f"nothing new: give corrections, a program, doubts, an insight, or turns to withdraw{why}")
         return ToolReply("noted", decision=Decision(is_revision=True, refused=ignored, **lessons))
 
     def _finish(self, arguments: dict[str, Any]) -> ToolReply:
         reason = one_line(redact(str(arguments.get("reason") or "no reason given")), 400)
-        lessons, _ = read_lessons(arguments, self.view)
-        is_kept = self.can_revise and any(lessons.values())
-        problem = self._find_problem(lessons)
-        if not problem:
+        lessons, _ = read_lessons({"insight": arguments.get("insight")}, self.view)
+        table = self.table
+        if best_observation(self.view) is None:
+            raise CallError(f"refused: {none_ranked(self.view)}. {self._describe_likeliest()}", "finish refused")
+        if table.nothing_left:
             return ToolReply("granted", decision=Decision(finish=reason, **lessons))
-        if not is_kept:
-            why = NOT_JUDGED if just_revised(self.view) else NOT_KEPT
-            kept = f". {why}. Send it with your submission" if any(lessons.values()) else ""
-            raise CallError(f"{problem}{kept}. {self._describe_likeliest()}", "finish refused")
-        # as `revise` does: the next request shows what the surrogate predicts with what the model has learnt
-        text = f"finish {problem}. What you sent with it is kept, and the figures of this prompt are with it"
-        return ToolReply(text, decision=Decision(is_revision=True, refused=(text,), **lessons))
+        if not (problem := self._find_risk()):
+            rival = self._take(table.likeliest[0])
+            return ToolReply("one last trial", decision=Decision((rival,), bet=reason, **lessons))
+        raise CallError(f"refused: {table.why}; {problem}. {self._describe_likeliest()}", "finish refused")
+
+    def _find_risk(self) -> str:
+        """Return why the model may not end the search after one more trial, of the likeliest rival; empty if it may."""
+        measured = sum(o.value(self.view.primary.name) is not None for o in self.view.observations)
+        if measured < MIN_BET_TRIALS:
+            return f"at your own risk from {MIN_BET_TRIALS} measured trials on"
+        if self.table.first_only or any(turn.bet for turn in past_turns(self.view.events)):
+            return "not at your own risk: you stalled, or a rival beat the best after an earlier request"
+        if self.table.gain_left > MAX_BET_GAIN or not self.table.likeliest:
+            return f"at your own risk below {MAX_BET_GAIN:.0%}"
+        return ""
 
     def _describe_likeliest(self) -> str:
         """Return what the model may submit instead of finishing."""
@@ -225,22 +237,6 @@ class ToolHandlers(Lookups):
         row = self.table.likeliest[0]
         config = format_config(self.view.space, self.view.space.config(row))
         return f"The likeliest is ({config}), P(wins) {self.table.wins_N[row]:.3f}: it is free, submit it"
-
-    def _find_problem(self, lessons: Mapping[str, Any]) -> str:
-        """Return why the search may not end, by the figures with the model's lessons; empty if it may.
-
-        Lessons count once between two trials: for later requests of a turn, the first request's.
-        """
-        if best_observation(self.view) is None:
-            return f"refused: {none_ranked(self.view)}"
-        is_changed = changes_figures(lessons) and not just_revised(self.view)
-        learnt = add_lessons(self.view, lessons) if is_changed else self.view
-        judged = without_guesses(learnt)
-        if judged is not self.view and self.make_table and self.refitted is None:
-            self.refitted = self.make_table(judged)
-        table = self.refitted if judged is not self.view and self.refitted else self.table
-        guesses = "" if judged is learnt else f". {WITHOUT_GUESSES}"
-        return "" if table.nothing_left else f"refused: {table.why}{guesses}"
 
 
 def _positive(value: object) -> float | None:

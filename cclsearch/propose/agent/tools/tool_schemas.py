@@ -11,14 +11,17 @@ from cclsearch.propose.agent.tools.configs import config_schema
 from cclsearch.propose.agent.tools.extension import TOOL as EXTEND_SPACE
 from cclsearch.propose.agent.tools.extension import extension_schema
 from cclsearch.propose.base import SearchView
-from cclsearch.propose.bayes.prior_hints import LEVELS, MAX_FACTOR, name_parts, name_ways
+from cclsearch.propose.bayes.corrections import MAX_ACTIVE, MAX_FACTOR, name_parts
 from cclsearch.propose.events import LlmMode
 
-LOOKUPS = ("predict", "explain", "trial", "compare", "candidates")
-REVISE = "revise"
+LOOKUPS = ("predict", "suppose", "explain", "trial", "compare", "candidates")
+CORRECT = "correct"
+FOLLOW = "follow"
 BY_CHANCE = "P(wins)"
 """Default order of `candidates`."""
 REFUTED_AT = "refuted_at"
+CHANGES = ("corrections", "doubts", "memory_crashes")
+"""Lessons that change the surrogate's figures."""
 MAX_PREDICTED = 8
 MAX_LISTED = 20
 
@@ -44,6 +47,7 @@ def make_toolset(view: SearchView, mode: LlmMode, *, can_extend: bool = False) -
     limit = {**trial, "maximum": MAX_LISTED}
     share = {"type": "number", "minimum": 0, "maximum": 1}
     lessons, described = _lessons(view), _lessons(view, with_words=True)
+    changes = {name: lessons[name] for name in CHANGES} | {"program": text}
     expected = {name: {"type": "number"} for name in expected_fields(view)}
     refuted = {REFUTED_AT: {"type": "number", "description": WORDS["refuted_at"].format(unit=view.primary.unit)}}
     why = {"rationale": {**text, "description": "why, in a sentence"}}
@@ -55,6 +59,7 @@ def make_toolset(view: SearchView, mode: LlmMode, *, can_extend: bool = False) -
     where = {"type": "object", "description": "knob -> list of the choices to keep"}
     parameters = {
         "predict": _object({"configurations": {"type": "array", "items": config, "minItems": 1}}),
+        "suppose": _object({}, {**changes, "configurations": {"type": "array", "items": config}}),
         "explain": _object({"config": config}),
         "trial": _object({"trial": trial}),
         "compare": _object({"a": trial, "b": trial}),
@@ -68,10 +73,11 @@ def make_toolset(view: SearchView, mode: LlmMode, *, can_extend: bool = False) -
         )
     else:
         parameters["submit"] = _object({"configurations": many}, described)
+    parameters[FOLLOW] = _object({}, lessons)
     if can_extend:
         parameters[EXTEND_SPACE] = _object({"add": extension_schema(), "why": text}, lessons)
-    parameters[REVISE] = _object({"why": text}, lessons)
-    parameters["finish"] = _object({"reason": text}, lessons)
+    parameters[CORRECT] = _object({"why": text}, {**lessons, "program": text})
+    parameters["finish"] = _object({"reason": text}, {"insight": text})
     work = list(view.task.policy_inputs(view.card))
     words = {
         "quantity": view.primary.quantity,
@@ -95,19 +101,14 @@ def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) ->
 def _lessons(view: SearchView, *, with_words: bool = False) -> dict[str, Any]:
     """Return the schema of the model's lessons; only one of the tools needs their descriptions."""
     factor = {"type": "number", "minimum": 1 / MAX_FACTOR, "maximum": MAX_FACTOR}
-    item = _object({"part": {"type": "string"}, "is": {"anyOf": [{"enum": list(LEVELS)}, factor]}})
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    item = _object({"part": {"type": "string"}, "factor": factor})
     lessons: dict[str, dict[str, Any]] = {
         "insight": {"type": "string"},
-        "beliefs": {"type": "array", "items": item},
-        "doubts": {"type": "array", "items": {"type": "integer"}},
-        "withdraws": {"type": "array", "items": {"type": "integer"}},
+        "corrections": {"type": "array", "items": item},
+        **{name: dict(numbers) for name in ("doubts", "memory_crashes", "withdraws")},
     }
-    if with_words:
-        parts = "".join(f"{part}, " for part in name_parts(view.predictor))
-        ways = name_ways(view.predictor.memory)
-        likelier = f"; of {ways[0]} and the like, `more` calls it likelier" if ways else ""
-        words = {"insight": WORDS["insight"], "beliefs": WORDS["believed"], "doubts": WORDS["doubts"]}
-        words["withdraws"] = WORDS["withdraws"]
-        for name, text in words.items():
-            lessons[name]["description"] = text.format(parts=parts and f"{parts}or ", ways=likelier)
+    for name in lessons if with_words else ():
+        parts = ", ".join(name_parts(view.predictor))
+        lessons[name]["description"] = WORDS["lessons"][name].format(parts=parts and f"{parts}, ", most=MAX_ACTIVE)
     return lessons

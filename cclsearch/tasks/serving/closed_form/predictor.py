@@ -45,7 +45,6 @@ MAX_PARTS = 16_000_000
 """Largest number of values that describe a space's loads at once; a larger space is computed in chunks."""
 MAX_PLACES = 4096.0
 """Largest number of sequences at once for which servers under a given rate are predicted."""
-HINT_PARTS = {name: {name: 1.0} for name in SHARES}
 
 
 def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predictor | None:
@@ -100,7 +99,6 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
             TTFT: form(metrics[TTFT], lambda served: served.ttft_s),
         },
         memory=make_memory_form(card, at, sum(lengths)),
-        hint_parts=HINT_PARTS,
         derived=_derive_all(at.accelerators),
         loads=_predict_loads(card, space, compute, tuple(clients), loads.measured_LN.T) if chooses else None,
     )
