@@ -34,6 +34,7 @@ from common import (
     device_name,
     foreign_cores,
     host_name,
+    learning_rate,
     limit_memory,
     number_step,
     open_window,
@@ -67,7 +68,7 @@ class FlatParameters:
         parameters: list[Tensor],
         axis: Axis,
         zero_stage: int,
-        adam_options: Mapping[str, bool],
+        adam_options: Mapping[str, Any],
         bucket_mib: int = 0,
     ) -> None:
         self.axis, self.sharded, self.bucket_mib = axis, zero_stage >= 1 and axis.size > 1, bucket_mib
@@ -84,7 +85,7 @@ class FlatParameters:
         share = padded // axis.size
         own = slice(axis.index * share, (axis.index + 1) * share) if self.sharded else slice(0, padded)
         self.own = torch.nn.Parameter(self.values[own])
-        self.optimizer = torch.optim.AdamW([self.own], lr=1e-3, eps=1e-6, **adam_options)
+        self.optimizer = torch.optim.AdamW([self.own], eps=1e-6, **adam_options)
 
     def reduce(self) -> None:
         """Sum the gradients over the axis; if sharded, each rank gets its share."""
@@ -128,8 +129,8 @@ class Trainer:
         adam_options: Mapping[str, bool] = MappingProxyType({"foreach": False}),
     ) -> None:
         data, config = trial.data, trial.config
-        self.device, self.adam_options = device, adam_options
         self.trial, self.layout, self.arch = trial, layout, data["arch"]
+        self.device, self.adam_options = device, {"lr": learning_rate(self.arch), **adam_options}
         self.micro_batch = trial.micro_batch_size
         self.accumulation = int(data["gradient_accumulation"])
         trial.require_whole_batch()

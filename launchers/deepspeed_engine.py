@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common import IllegalConfig, MissingRequirement, Trial, find_packages_first, limit_memory, run_rank
+from common import IllegalConfig, MissingRequirement, Trial, find_packages_first, learning_rate, limit_memory, run_rank
 from step_window import StepWindow, count_steps
 
 PRECISIONS = ("fp32", "bf16")
@@ -104,7 +104,7 @@ class Engine:
             checkpointing=str(trial.config.get("activation_checkpointing", "none")),
         )
         self.num_params, self.layers, self.trained = model.num_params, len(model.layers), 0
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-6, foreach=False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate(data["arch"]), eps=1e-6, foreach=False)
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=dict(config))
 
     def run_step(self, step: int) -> Any:

@@ -22,6 +22,7 @@ from common import (
     device_name,
     foreign_cores,
     host_name,
+    learning_rate,
     limit_memory,
     number_step,
     open_window,
@@ -95,9 +96,11 @@ class Trainer:
         first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], grads)
         second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, moments[1], grads)
 
+        rate = learning_rate(self.trial.data["arch"])
+
         def update(weight: Any, m: Any, v: Any) -> Any:
             change = (m / (1 - 0.9**count)) / (jnp.sqrt(v / (1 - 0.999**count)) + 1e-6)
-            return weight - 1e-3 * (change + 0.01 * weight)
+            return weight - rate * (change + 0.01 * weight)
 
         return jax.tree.map(update, weights, first, second), (first, second), loss
 

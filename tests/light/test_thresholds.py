@@ -22,6 +22,7 @@ from cclsearch.space.framework import load_framework
 from cclsearch.space.parse import parse_knob
 from cclsearch.stats.closed_form import predict_space
 from cclsearch.tasks.training import admission, trace_rules
+from cclsearch.tasks.training.task import TrainingTask
 from cclsearch.tasks.training.thresholds import TrainingThresholds
 
 ON_CPU = {"memory_kind": "rss"}
@@ -70,6 +71,12 @@ def traced_time(seconds: float, **result: Any) -> Evidence:
     return make_evidence({"step_times_s": (1.0,) * 5, **result}, {"step_time_s": seconds})
 
 
+def waiting_host(seconds: float) -> Evidence:
+    """A run whose steps take a second timed and four traced, of which the device waits so long for the host."""
+    trace = {"step_time_s": 4.0, "seconds_by_cause": {"host_idle": seconds, "compute": 4.0 - seconds}}
+    return make_evidence({"step_times_s": (1.0,) * 5}, trace)
+
+
 def used_peak(mfu: float) -> Evidence:
     return dataclasses.replace(make_evidence(), metrics={"mfu": mfu})
 
@@ -102,6 +109,7 @@ def foreign_cores(cores: float, **result: Any) -> Evidence:
         ("trace_time", traced_time(0.1, **ON_CPU), traced_time(0.099, **ON_CPU)),
         ("trace_time", traced_time(2.5), traced_time(2.51)),
         ("trace_time", traced_time(6.0, **ON_CPU), traced_time(6.01, **ON_CPU)),
+        ("trace_time", waiting_host(3.0), waiting_host(2.99)),
         ("possible", used_peak(1.0), used_peak(1.01)),
         ("load", foreign_cores(3.0), foreign_cores(3.1)),
         ("load", foreign_cores(5.0, **ON_CPU), foreign_cores(5.1, **ON_CPU)),
@@ -257,6 +265,13 @@ def test_a_recording_keeps_the_rows_in_precisions_that_its_card_lists(tmp_path):
 
 @pytest.mark.parametrize("given", ["fp8", "[]", "[[bf16]]"])
 def test_alternatives_must_be_a_list_of_dtypes(given):
-    notes = "alternative_precisions must be a list of dtypes"
+    notes = "alternative_precisions must be a list such as"
     with pytest.raises(UserError, match=notes):
         load_card("wl2", sets=(f"workload.model.alternative_precisions={given}",))
+
+
+def test_a_trial_that_its_profiler_slows_says_so():
+    slowed = dataclasses.replace(waiting_host(3.0), metrics={"step_time_s": 1.0})
+    sentence = "its traced steps take 4.0 times the timed ones"
+    assert any(sentence in text for text in TrainingTask().diagnose(slowed).sentences)
+    assert TrainingTask().diagnose(dataclasses.replace(slowed, metrics={"step_time_s": 3.0})).sentences == ()

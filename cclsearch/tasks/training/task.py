@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from cclsearch.core.values import Config, Failure, FailureKind, Stage, Value
 from cclsearch.launch.contract import RunStatus, TrialInput, TrialResult
 from cclsearch.scoring.agreement import Measure, find_largest
 from cclsearch.scoring.derive import relative_spread
+from cclsearch.scoring.evidence import Diagnosed
 from cclsearch.space.framework import Framework
 from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space
@@ -57,6 +59,9 @@ ADAM_BYTES = {
     False: "fp32 weights, gradients and two moments: 16 bytes",
 }
 """Whether the work is in 16 bits -> the bytes that `memory.py` counts per parameter."""
+
+MIN_PROFILER_SLOWDOWN = 1.5
+"""Traced step time over the timed one from which a diagnosis says so: an H200 that waited for its host had 2.2."""
 
 
 def describe_assumptions(card: Card) -> str:
@@ -198,6 +203,15 @@ class TrainingTask(Task):
         found = f"they are {times}" if times else "there are none"
         message = f"the run script reported success, but its step times must be finite and above 0: {found}"
         return Failure(stage=Stage.SCORE, kind=FailureKind.CRASHED, message=message)
+
+    def diagnose(self, evidence: TrainingEvidence) -> Diagnosed:  # type: ignore[override]
+        """As for every task, and whether the profiler made the traced steps unlike the timed ones."""
+        diagnosed = super().diagnose(evidence)
+        timed, traced = evidence.metrics.get("step_time_s"), evidence.trace.step_time_s if evidence.trace else None
+        if not timed or not traced or traced <= MIN_PROFILER_SLOWDOWN * timed:
+            return diagnosed
+        text = f"The profiler slows this trial: its traced steps take {traced / timed:.1f} times the timed ones"
+        return replace(diagnosed, sentences=(f"{text}, so part of its idle time is not its own.", *diagnosed.sentences))
 
     def measure(self, evidence: TrainingEvidence) -> tuple[dict[str, float], float | None]:  # type: ignore[override]
         return derive_metrics(evidence), relative_spread(evidence.result.step_times_s)
