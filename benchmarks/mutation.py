@@ -74,7 +74,7 @@ GROUPS = {
             "cclsearch/launch/slurm/job_files.py",
             "cclsearch/launch/ownership.py",
             "cclsearch/core/lock_file.py",
-            "cclsearch/core/timestamps.py",
+            "cclsearch/core/values.py",
             "cclsearch/core/processes.py",
             "cclsearch/record/lock.py",
         ),

@@ -15,8 +15,7 @@ from cclsearch.charts.chart import Chart
 from cclsearch.charts.compare import draw_frameworks
 from cclsearch.charts.trials import varied_knobs
 from cclsearch.core.errors import UserError
-from cclsearch.core.table import format_table
-from cclsearch.core.text import count_of, one_line, show_number
+from cclsearch.core.text import count_of, format_table, one_line, show_number
 from cclsearch.core.values import Config, Provenance, format_config
 from cclsearch.loop.bench import RecordedTable, limit_recording
 from cclsearch.plan.target import find_recording

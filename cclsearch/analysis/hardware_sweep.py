@@ -15,8 +15,7 @@ from cclsearch.card.model import Card
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.compare import draw_utilities
 from cclsearch.core.errors import UserError
-from cclsearch.core.table import format_table
-from cclsearch.core.text import format_value, one_line
+from cclsearch.core.text import format_table, format_value, one_line
 from cclsearch.core.values import Config
 from cclsearch.network.collectives import ALGORITHMS, Compression
 from cclsearch.network.spec import ClusterSpec, parse_cluster

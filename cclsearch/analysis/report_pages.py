@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from cclsearch.analysis.importance import find_importance
 from cclsearch.analysis.pareto import gather_pareto_page
 from cclsearch.charts.chart import Chart
 from cclsearch.charts.trials import NeighborPoint
@@ -15,14 +16,56 @@ from cclsearch.loop.session import rebuild_space
 from cclsearch.loop.sweep import read_sweep
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.surrogate import fit_posterior
+from cclsearch.record.event import Purpose
 from cclsearch.report.data import RunPage, StepOfRanks
 from cclsearch.report.gather import describe_change, gather_run
 from cclsearch.report.pareto import draw_pareto_page
+from cclsearch.report.rows import TrialRow
 from cclsearch.run.folder import Run
 from cclsearch.space.knobs import rank_degrees
 from cclsearch.space.table import Space
 from cclsearch.tasks.base import task_of
 from cclsearch.trace.files.run_log import TRACE_FOLDER
+
+# With fewer ranked trials an importance says nothing.
+MIN_TRIALS = 6
+"""Number of ranked trials from which importances are shown."""
+MIN_SHARE = 0.001
+
+
+def find_importance(trials: Sequence[TrialRow]) -> dict[str, float]:
+    """Knob -> its share, the largest first; empty if too few trials are ranked or no knob varied.
+
+    PED-ANOVA compares the best tenth of the trials with all of them (Watanabe et al., IJCAI 2023); it needs no forest.
+    """
+    ranked = [t for t in trials if t.loss is not None and t.purpose is not Purpose.CONFIRMATION]
+    names = dict.fromkeys(knob for trial in ranked for knob in trial.config)
+    values: dict[str, list[Value]] = {
+        k: list(dict.fromkeys(t.config[k] for t in ranked if k in t.config)) for k in names
+    }
+    varied = {knob: known for knob, known in values.items() if len(known) > 1}
+    kept = [trial for trial in ranked if all(knob in trial.config for knob in varied)]
+    if len(kept) < MIN_TRIALS or not varied or len({trial.loss for trial in kept}) < 2:
+        return {}
+    shares = _ask_optuna(kept, varied)
+    return {knob: share for knob, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= MIN_SHARE}
+
+
+def _ask_optuna(trials: Sequence[TrialRow], varied: dict[str, list[Value]]) -> dict[str, float]:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    choices: dict[str, Any] = {k: optuna.distributions.CategoricalDistribution(known) for k, known in varied.items()}
+    study = optuna.create_study()
+    for trial in trials:
+        params = {knob: trial.config[knob] for knob in varied}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=choices, value=trial.loss))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        shares: dict[str, float] = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {knob: share for knob, share in shares.items() if share == share}
+
 
 MAX_PREDICTED = 8
 """Number of shown neighbors that did not run, with their predicted metric."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from cclsearch.card.hardware import Accelerator, find_accelerator, find_candidates, load_accelerators
 from cclsearch.cli.output import show
-from cclsearch.core.table import format_table
+from cclsearch.core.text import format_table
 
 TERA = 1e12
 

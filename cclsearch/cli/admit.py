@@ -15,8 +15,7 @@ from cclsearch.analysis.re_evaluate import (
 from cclsearch.cli import EXIT_DEFECT, EXIT_FAILED, EXIT_OK
 from cclsearch.cli.output import show
 from cclsearch.core.errors import UserError, writing_to
-from cclsearch.core.table import format_table
-from cclsearch.core.text import one_line
+from cclsearch.core.text import format_table, one_line
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cclsearch.cli.output import say
 from cclsearch.core.errors import UserError, require_writable, writing_to
-from cclsearch.core.table import format_table
+from cclsearch.core.text import format_table
 from cclsearch.loop.bench import DEFAULT_SAMPLERS, run_bench
 from cclsearch.propose.study.choose import list_samplers
 

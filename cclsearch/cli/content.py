@@ -7,8 +7,7 @@ import argparse
 from cclsearch.checks.content import copy_item, list_items, read_item
 from cclsearch.cli import EXIT_OK
 from cclsearch.cli.output import show
-from cclsearch.core.table import format_table
-from cclsearch.core.text import plain
+from cclsearch.core.text import format_table, plain
 
 NEXT = {
     "launchers": "fill in what your cluster needs, then  ccl-search launcher check {name}",

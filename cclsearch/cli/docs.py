@@ -11,9 +11,8 @@ from cclsearch.cli import EXIT_FAILED, EXIT_OK
 from cclsearch.cli.output import show
 from cclsearch.core.content import shipped_root
 from cclsearch.core.errors import UserError
-from cclsearch.core.table import format_table
 from cclsearch.core.terminal import is_terminal
-from cclsearch.core.text import guess_name
+from cclsearch.core.text import format_table, guess_name
 
 FOLDER = "docs"
 

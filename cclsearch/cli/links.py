@@ -12,8 +12,7 @@ from cclsearch.cli.output import show
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.content import project_root
 from cclsearch.core.errors import UserError, require_writable
-from cclsearch.core.table import format_table
-from cclsearch.core.text import plain
+from cclsearch.core.text import format_table, plain
 from cclsearch.launch.profile import Profile, links_places, load_profile
 from cclsearch.network.matrix import LinkMatrix
 from cclsearch.network.read import read_links, read_nccl_tests, write_links

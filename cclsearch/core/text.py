@@ -1,10 +1,10 @@
-"""Make untrusted text safe to print, shorten it, and write numbers and counts for people."""
+"""Make untrusted text safe to print, shorten it, write numbers, counts and tables for people."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 _PREFIXES = {
@@ -61,3 +61,16 @@ def format_value(value: float | None, unit: str) -> str:
         if abs(value) >= size:
             return f"{value / size:.4g} {prefix}{unit}"
     return f"{value:.4g} {unit}"
+
+
+def format_table(
+    heads: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[int] = (), indent: str = ""
+) -> str:
+    """Columns as wide as their widest cell, left-aligned except those in `right`; without heads if they are empty."""
+    lines = [[str(cell) for cell in row] for row in ([heads, *rows] if heads else rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+    def align(place: int, cell: str) -> str:
+        return cell.rjust(widths[place]) if place in right else cell.ljust(widths[place])
+
+    return "\n".join(f"{indent}{'  '.join(align(n, cell) for n, cell in enumerate(line))}".rstrip() for line in lines)

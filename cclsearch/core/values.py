@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from cclsearch.core.job_file import RESULT_BYTES, read_job_bytes
 from cclsearch.core.numbers import MAX_AMOUNT, MAX_COUNT, MAX_TRIALS, parse_number, parse_whole
+from cclsearch.core.processes import boot_clock_s, boot_id
 
 Value = bool | int | float | str
 """Type of a knob's value."""
@@ -234,3 +236,24 @@ Amount = Annotated[float, _parse(parse_number), Field(gt=0, le=MAX_AMOUNT)]
 """Hours, dollars and the like, above 0."""
 Whole = Annotated[int, _parse(parse_whole), Field(ge=0, le=MAX_COUNT)]
 """A whole number from 0."""
+
+
+class BootMoment(Model):
+    """A moment by both clocks: the boot clock counts on this machine until it restarts, and nothing sets it."""
+
+    wall_s: float
+    """Unix time."""
+    boot_id: str
+    boot_s: float
+    """Seconds since that boot, suspension included."""
+
+    @classmethod
+    def now(cls) -> BootMoment:
+        """Return this moment."""
+        return cls(wall_s=time.time(), boot_id=boot_id(), boot_s=boot_clock_s())
+
+    def elapsed_s(self) -> float:
+        """Return the seconds since then: by the boot clock; after a restart or on another machine by the wall clock."""
+        if self.boot_id and self.boot_id == boot_id():
+            return max(0.0, boot_clock_s() - self.boot_s)
+        return max(0.0, time.time() - self.wall_s)

@@ -13,8 +13,7 @@ from typing import cast
 
 from cclsearch.core.errors import TrialError, UnavailableError
 from cclsearch.core.job_file import has_job_file, hash_job_file
-from cclsearch.core.timestamps import BootMoment
-from cclsearch.core.values import Failure, FailureKind, Provenance
+from cclsearch.core.values import BootMoment, Failure, FailureKind, Provenance
 from cclsearch.evaluation.evaluate import redact_failure
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, Launcher
 from cclsearch.launch.contract import RESULT_FILE, TrialInput

@@ -24,15 +24,16 @@ from cclsearch.loop.session import Changes, begin_or_resume, open_session
 from cclsearch.nightly.config import NightlyConfig, NightlyJob
 from cclsearch.nightly.history import find_runs, is_same_work, name_run, pick_bests, read_earlier
 from cclsearch.nightly.prune import prune_evidence
-from cclsearch.nightly.share import (
+from cclsearch.nightly.window import (
+    NightWindow,
     Spent,
     count_spent,
     find_exhausted,
     find_lower_limits,
     find_remaining,
+    find_window,
     split_remaining,
 )
-from cclsearch.nightly.window import NightWindow, find_window
 from cclsearch.plan.plan import Plan, plan_search
 from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import EndKind

@@ -16,7 +16,7 @@ from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.history import Night, choose_figure, find_runs, mean_of, read_earlier, read_night
 from cclsearch.nightly.night import NightlyJobState, NightRun, show_time
 from cclsearch.nightly.prune import Pruned
-from cclsearch.nightly.share import Spent
+from cclsearch.nightly.window import Spent
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase
 from cclsearch.record.trial import TrialState, describe_counts
 from cclsearch.run.folder import Run, load_run

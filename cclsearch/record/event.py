@@ -16,8 +16,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from cclsearch.core.text import count_of, one_line
-from cclsearch.core.timestamps import BootMoment
-from cclsearch.core.values import Config, Failure, Value
+from cclsearch.core.values import BootMoment, Config, Failure, Value
 from cclsearch.launch.base import Handle
 from cclsearch.launch.contract import TimedWindow
 from cclsearch.propose.events import (

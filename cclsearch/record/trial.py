@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from cclsearch.core.text import count_of
-from cclsearch.core.timestamps import BootMoment
-from cclsearch.core.values import Config, FailureKind
+from cclsearch.core.values import BootMoment, Config, FailureKind
 from cclsearch.launch.base import Handle
 from cclsearch.launch.contract import TimedWindow
 from cclsearch.propose.events import ExpectedOutcome

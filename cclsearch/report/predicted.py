@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from cclsearch.card.model import Card
-from cclsearch.core.table import format_table
-from cclsearch.core.text import one_line, show_number
+from cclsearch.core.text import format_table, one_line, show_number
 from cclsearch.core.values import Config
 from cclsearch.report.figures import show_interval
 from cclsearch.space.knobs import meaning_of

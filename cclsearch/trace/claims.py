@@ -11,8 +11,7 @@ from cclsearch.charts.chart import Chart
 from cclsearch.charts.compare import OverlapPoint, draw_overlap, draw_utilities
 from cclsearch.charts.trials import rank_correlation
 from cclsearch.core.errors import UserError
-from cclsearch.core.table import format_table
-from cclsearch.core.text import format_value, one_line
+from cclsearch.core.text import format_table, format_value, one_line
 from cclsearch.trace.metric import NotAvailable
 from cclsearch.trace.read import open_trace
 from cclsearch.trace.score import score_view

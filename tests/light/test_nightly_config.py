@@ -18,8 +18,7 @@ from cclsearch.cli import main
 from cclsearch.core.errors import UserError
 from cclsearch.nightly.config import Budget, load_nightly, parse_moment, parse_nightly
 from cclsearch.nightly.night import make_request
-from cclsearch.nightly.share import Spent, find_lower_limits, find_remaining, split_remaining
-from cclsearch.nightly.window import find_window
+from cclsearch.nightly.window import Spent, find_lower_limits, find_remaining, find_window, split_remaining
 
 JOB = {"workload": "wl2", "launcher": "replay"}
 

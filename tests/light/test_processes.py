@@ -15,7 +15,7 @@ from trials import make_input
 from trials import make_job as make_local_job
 
 from cclsearch.core import processes
-from cclsearch.core import timestamps as moment
+from cclsearch.core import values as moment
 from cclsearch.core.processes import (
     boot_clock_s,
     count_oom_kills,
@@ -26,7 +26,7 @@ from cclsearch.core.processes import (
     start_ticks,
     terminate_processes,
 )
-from cclsearch.core.timestamps import BootMoment
+from cclsearch.core.values import BootMoment
 from cclsearch.launch.base import JobState
 from cclsearch.launch.profile import make_launcher, profile_from_mapping
 from cclsearch.launch.tpu_vm import worker

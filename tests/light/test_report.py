@@ -14,8 +14,14 @@ from paths import TESTS
 from recorded_runs import search, write_recording
 from report_pages import HOSTILE, make_page, make_trial
 
-from cclsearch.analysis.importance import find_importance
-from cclsearch.analysis.report_pages import MAX_OBSERVATIONS, build_page, neighbor_rows, pick_nearest, read_step
+from cclsearch.analysis.report_pages import (
+    MAX_OBSERVATIONS,
+    build_page,
+    find_importance,
+    neighbor_rows,
+    pick_nearest,
+    read_step,
+)
 from cclsearch.charts.chart import Chart
 from cclsearch.cli import main
 from cclsearch.core.values import Config

@@ -16,8 +16,7 @@ from slurm.trials import make_job
 from cclsearch.core.errors import UserError
 from cclsearch.core.processes import ProcessIdentity
 from cclsearch.core.secrets import redact
-from cclsearch.core.timestamps import BootMoment
-from cclsearch.core.values import FailureKind
+from cclsearch.core.values import BootMoment, FailureKind
 from cclsearch.launch.base import Handle, JobState, write_model
 from cclsearch.launch.slurm import node
 from cclsearch.launch.slurm.allocation import AllocationLauncher, StepRecord

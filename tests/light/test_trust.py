@@ -20,9 +20,8 @@ from privileges import enforced_permissions
 from cclsearch import search
 from cclsearch.cli import main
 from cclsearch.core.errors import UserError
-from cclsearch.core.file_identity import identify
 from cclsearch.core.settings import load_settings
-from cclsearch.core.trust import confirm, find_trusted, require_trust, trust_project
+from cclsearch.core.trust import confirm, find_trusted, identify, require_trust, trust_project
 from cclsearch.launch.profile import make_launcher
 from cclsearch.loop.session import open_session
 from cclsearch.plan.plan import plan_search
@@ -190,7 +189,7 @@ def test_an_owners_edits_in_place_ask_nothing(copied):
 def test_a_folder_that_cannot_be_told_from_a_later_one_is_asked_about_once_a_day(copied, lacks, monkeypatch):
     script = copied / "launchers" / "evil.py"
     if lacks == "birth time":
-        monkeypatch.setattr("cclsearch.core.file_identity._find_statx", lambda: None)
+        monkeypatch.setattr("cclsearch.core.trust._find_statx", lambda: None)
         trust_project(copied)
         if identify(copied)[0].born_ns is not None:
             pytest.skip("os.stat has birth times here")
@@ -205,7 +204,7 @@ def test_a_folder_that_cannot_be_told_from_a_later_one_is_asked_about_once_a_day
     assert find_trusted(script) is None
     monkeypatch.undo()
     if lacks == "birth time":
-        monkeypatch.setattr("cclsearch.core.file_identity._find_statx", lambda: None)
+        monkeypatch.setattr("cclsearch.core.trust._find_statx", lambda: None)
     monkeypatch.setenv("XDG_STATE_HOME", str(copied.parent / "state"))
     confirm(copied)
     assert find_trusted(script) is not None

@@ -23,8 +23,8 @@ from paths import TESTS
 from waiting import wait_until
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.timestamps import BootMoment
 from cclsearch.core.trust import trust_project
+from cclsearch.core.values import BootMoment
 from cclsearch.launch.base import Handle, JobState, write_model
 from cclsearch.launch.profile import load_profile, make_launcher, profile_from_mapping
 from cclsearch.launch.tpu_vm import worker

@@ -19,8 +19,7 @@ from pathlib import Path
 from cclsearch.core import processes
 from cclsearch.core.content import list_frameworks
 from cclsearch.core.errors import UnavailableError, UserError
-from cclsearch.core.timestamps import BootMoment
-from cclsearch.core.values import FailureKind, Model, Stage
+from cclsearch.core.values import BootMoment, FailureKind, Model, Stage
 from cclsearch.launch.base import Handle, Job, JobState, JobStatus, write_model
 from cclsearch.launch.contract import RunStatus
 from cclsearch.launch.ownership import find_attempt_files

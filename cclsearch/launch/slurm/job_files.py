@@ -20,8 +20,7 @@ from typing import Any
 from cclsearch.core.content import TRIALS_FOLDER
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import RESULT_BYTES, JobFileError, read_job_json
-from cclsearch.core.timestamps import BootMoment
-from cclsearch.core.values import Failure, Model, TimeLimit, Value
+from cclsearch.core.values import BootMoment, Failure, Model, TimeLimit, Value
 from cclsearch.launch.base import Job, write_model
 from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, RunStatus, trial_environment

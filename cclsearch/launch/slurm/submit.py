@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.timestamps import BootMoment
+from cclsearch.core.values import BootMoment
 from cclsearch.launch.base import write_model
 from cclsearch.launch.ownership import run_folder_of
 from cclsearch.launch.slurm.commands import (

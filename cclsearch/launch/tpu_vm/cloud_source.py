@@ -9,8 +9,7 @@ from typing import Any
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.core.timestamps import BootMoment
-from cclsearch.core.values import Failure, FailureKind, Stage
+from cclsearch.core.values import BootMoment, Failure, FailureKind, Stage
 from cclsearch.launch.base import Check, Leftover, submit_error, write_model
 from cclsearch.launch.ownership import RunPlace
 from cclsearch.launch.tpu_vm.gcloud import (

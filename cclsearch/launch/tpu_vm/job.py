@@ -13,8 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from cclsearch.core import atomic_file, processes
 from cclsearch.core.errors import UserError
-from cclsearch.core.timestamps import BootMoment
-from cclsearch.core.values import Failure, FailureKind, Model, Stage, TimeLimit
+from cclsearch.core.values import BootMoment, Failure, FailureKind, Model, Stage, TimeLimit
 from cclsearch.launch.base import Job
 from cclsearch.launch.collect import FAILURES_FOLDER, MEMORY_RAN_OUT, collect_end, explain_timeout
 from cclsearch.launch.contract import (

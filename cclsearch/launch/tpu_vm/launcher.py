@@ -16,8 +16,7 @@ from pathlib import Path
 from cclsearch.core.errors import UserError
 from cclsearch.core.offline import refuse_outside
 from cclsearch.core.text import one_line
-from cclsearch.core.timestamps import BootMoment
-from cclsearch.core.values import Failure, FailureKind, Provenance, Stage
+from cclsearch.core.values import BootMoment, Failure, FailureKind, Provenance, Stage
 from cclsearch.launch.base import Check, Handle, Job, JobState, JobStatus, Leftover, refuse_places, write_model
 from cclsearch.launch.collect import clear_results, explain_record
 from cclsearch.launch.ownership import find_attempt_files, is_own, read_inode

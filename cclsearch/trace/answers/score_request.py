@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.metrics import METRICS
-from cclsearch.core.table import format_table
-from cclsearch.core.text import count_of
+from cclsearch.core.text import count_of, format_table
 from cclsearch.core.values import Config
 from cclsearch.trace.answers.operators import build_call_tree, build_operator_tree, compare_traces, list_unclassified
 from cclsearch.trace.answers.text_report import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cclsearch.core.table import format_table
-from cclsearch.core.text import format_value, one_line
+from cclsearch.core.text import format_table, format_value, one_line
 from cclsearch.trace.answers.operators import CallNode, NamedChange, OperatorTree, UnknownKernel
 from cclsearch.trace.metric import MetricResult, Status
 from cclsearch.trace.score import Diagnosis

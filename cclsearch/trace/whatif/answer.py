@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 
 from cclsearch.core.errors import UserError
-from cclsearch.core.table import format_table
-from cclsearch.core.text import format_value
+from cclsearch.core.text import format_table, format_value
 from cclsearch.trace.whatif.projection import Replay, WhatIf
 
 

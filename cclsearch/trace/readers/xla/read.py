@@ -23,7 +23,6 @@ from cclsearch.trace.readers.json_structs import Meta, Span
 from cclsearch.trace.readers.kineto.args import plain_args
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError, list_faults
 from cclsearch.trace.readers.xla.collectives import join_pairs
-from cclsearch.trace.readers.xla.costs import Programs, add_costs
 from cclsearch.trace.readers.xla.planes import (
     Plane,
     PlaneLine,
@@ -36,6 +35,7 @@ from cclsearch.trace.readers.xla.planes import (
     op_of,
     read_space,
 )
+from cclsearch.trace.readers.xla.program import Programs, add_costs
 from cclsearch.trace.readers.xla.table import build_xla_table, read_host
 
 _DEVICE_PLANE = re.compile(r"^/device:(?P<type>[A-Za-z_]+):(?P<ordinal>\d+)$")
