@@ -31,7 +31,7 @@ HERE = str(Path(__file__).resolve().parent)
 
 def render_options(data: Mapping[str, Any]) -> list[str]:
     """Return Megatron-LM's arguments for one `config.json`; ValueError for an undocumented option. A pure function."""
-    words = [*_model(data["arch"]), *_training(data), *_parallelism(data), *_logging()]
+    words = [*_model(data["arch"]), *_training(data), *_parallelism(data), *data.get("options", ()), *_logging()]
     check_options((word for word in words if word.startswith("--")), "megatron")
     return words
 
@@ -113,9 +113,8 @@ def _experts(arch: Mapping[str, Any]) -> list[str]:
     words = [
         *("--num-experts", str(moe["num_experts"]), "--moe-router-topk", str(moe["top_k"])),
         *("--moe-ffn-hidden-size", str(moe["expert_intermediate_size"])),
-        *("--moe-token-dispatcher-type", "alltoall", "--moe-grouped-gemm"),
-        *("--moe-router-load-balancing-type", *BALANCES[arch.get("router_balance") or "none"]),
-        *("--expert-tensor-parallel-size", "1"),
+        *("--moe-grouped-gemm", "--moe-router-load-balancing-type"),
+        *BALANCES[arch.get("router_balance") or "none"],
     ]
     if moe["num_shared_experts"]:
         width = moe["num_shared_experts"] * moe["expert_intermediate_size"]
@@ -130,15 +129,11 @@ def _training(data: Mapping[str, Any]) -> list[str]:
     if micro_batch is None:
         micro_batch = data["global_batch_size"] // (data["config"].get("dp", 1) * data["gradient_accumulation"])
     steps = count_steps(Trial(Path(), data, data["config"]))
-    precision = {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": []}
-    if data["precision"] not in precision:
-        raise IllegalConfig(f"precision must be one of {', '.join(precision)}, not {data['precision']!r}")
     return [
         *("--seq-length", str(data["seq_len"]), "--max-position-embeddings", str(data["seq_len"])),
         *("--micro-batch-size", str(micro_batch), "--global-batch-size", str(data["global_batch_size"])),
         *("--train-iters", str(steps), "--seed", str(data["seed"] or 1234)),
         *("--optimizer", "adam", "--lr", "1e-4", "--lr-decay-style", "constant"),
-        *precision[data["precision"]],
         *("--mock-data", "--no-create-attention-mask-in-dataloader", "--num-workers", "1", "--split", "100,0,0"),
     ]
 
@@ -150,21 +145,14 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
     words += ["--context-parallel-size", str(config["cp"])] if "cp" in config else []
     if data["arch"].get("moe"):
         words += ["--expert-model-parallel-size", str(config.get("ep", 1))]
-    recompute = {
-        "none": [],
-        "selective": ["--recompute-granularity", "selective"],
-        "full": ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"],
-    }
-    words += recompute[str(config.get("activation_checkpointing", "none"))]
-    if modules := str(config.get("recompute_modules", "")):
-        words += ["--recompute-modules", *modules.split("+")]
-    switches = {
-        "sequence_parallel": "--sequence-parallel",
-        "zero_stage": "--use-distributed-optimizer",
-        "overlap_grad_reduce": "--overlap-grad-reduce",
-        "overlap_param_gather": "--overlap-param-gather",
-        "tp_comm_overlap": "--tp-comm-overlap",
-    }
+    if (recompute := str(config.get("activation_checkpointing", "none"))) != "none":
+        words += ["--recompute-granularity", recompute]
+    modules = next(
+        (m for m in (config.get("recompute_moe"), config.get("recompute_modules")) if m not in (None, "none")), ""
+    )
+    if modules and recompute == "selective":
+        words += ["--recompute-modules", *str(modules).split("+")]
+    switches = {"sequence_parallel": "--sequence-parallel", "zero_stage": "--use-distributed-optimizer"}
     words += [option for knob, option in switches.items() if config.get(knob)]
     if config.get("rank_order") == "tp-pp-dp":
         words.append("--use-tp-pp-dp-mapping")
@@ -229,8 +217,17 @@ def read_work() -> dict[str, Any]:
         "global_batch_size": get_num_microbatches() * args.micro_batch_size * args.data_parallel_size,
         "seq_len": args.seq_length,
         "num_layers": args.num_layers,
-        "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
+        "precision": read_precision(args),
     }
+
+
+def read_precision(args: Any) -> str:
+    """Return the precision by which cards name what Megatron-LM's arguments chose."""
+    if args.fp4:
+        return "nvfp4"
+    if args.fp8:
+        return {"tensorwise": "fp8", "mxfp8": "mxfp8"}.get(args.fp8_recipe, f"fp8-{args.fp8_recipe}")
+    return "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
 
 
 def keep_model(train_step: Callable[..., Any], models: list[Any]) -> Callable[..., Any]:

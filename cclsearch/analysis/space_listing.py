@@ -20,7 +20,7 @@ from cclsearch.propose.bayes.prediction import predict_posterior
 from cclsearch.report.figures import show_interval
 from cclsearch.report.launch_form import LaunchForm, make_launch
 from cclsearch.space.build import RuleVerdict, resolve_knobs
-from cclsearch.space.framework import FrameworkKnob
+from cclsearch.space.framework_knob import FrameworkKnob
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.parse import parse_assignments
 from cclsearch.space.rule import KIND_WORDS, Rule

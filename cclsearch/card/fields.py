@@ -193,6 +193,7 @@ FIELDS: tuple[CardField, ...] = (
     CardField("model_family", FieldKind.TEXT, ("workload.model.model_family",), required=True),
     CardField("precision", FieldKind.PRECISION, ("workload.model.precision",), required=True),
     CardField("alternative_precisions", FieldKind.PRECISIONS, ("workload.model.alternative_precisions",)),
+    CardField("max_loss_deviation", FieldKind.NUMBER, ("workload.model.max_loss_deviation",), maximum=1),
     CardField("weight_block", FieldKind.COUNT0, ("workload.model.weight_block",), maximum=100_000),
     CardField("moe", FieldKind.SWITCH, ("workload.model.moe",)),
     _arch("num_layers", FieldKind.COUNT, "num_hidden_layers", required=True, maximum=10_000),

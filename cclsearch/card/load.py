@@ -264,6 +264,7 @@ def _gather_missing(problems: Sequence[FieldProblem]) -> list[str]:
 _SAME = (
     "phase",
     "alternative_precisions",
+    "max_loss_deviation",
     "weight_block",
     "framework",
     "framework_version",

@@ -250,6 +250,8 @@ class StatedCard(Model):
     """`bf16`, `fp32`, ...: the dtype of the matrix multiplications; empty for a task that has none."""
     alternative_precisions: tuple[str, ...] = ()
     """What else a search may try: precisions, and values of knobs that change the numbers (`kv_cache_dtype=fp8`)."""
+    max_loss_deviation: float | None = None
+    """Largest relative deviation of losses that these may have from the card's own numbers on equal data."""
     weight_block: int = 0
     """Weights along an axis that share a scale in the checkpoint and must stay on one rank; 0 if none must."""
     hardware: StatedHardware

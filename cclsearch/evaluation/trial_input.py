@@ -6,6 +6,7 @@ from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import TrialInput
 from cclsearch.record.trial import Trial
 from cclsearch.run.spec import RunSpec
+from cclsearch.space.framework import find_framework
 from cclsearch.tasks.base import task_of
 
 
@@ -17,4 +18,6 @@ def make_input(spec: RunSpec, trial: Trial) -> TrialInput:
         fields["opens_window"] = True
     if trial.stop_above is not None:
         fields["stop_above"] = trial.stop_above
+    if (framework := find_framework(spec.framework)) is not None:
+        fields["options"] = framework.list_options(card, trial.config)
     return task_of(card).make_input(card, trial.config, is_measured=is_measured, **fields)

@@ -92,6 +92,8 @@ class TrialInput(Model):
     """A script may end early, with status `pruned`, if each of its first measurements of the task's primary metric is
     above this: the configuration is slower than the best one beyond doubt. None: it runs to its end."""
 
+    options: tuple[str, ...] = ()
+    """Words that the precision and knobs of the framework file add to the framework's options (`adds`)."""
     opens_window: bool = False
     """Whether the search answers when the script opens a timed window (docs/trial-contract.md)."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Value, format_knob_value
+from cclsearch.core.values import Config, Value, format_knob_value
 from cclsearch.plan.workload import hash_space
 from cclsearch.record.event import SpaceGrown
 from cclsearch.run.folder import grow_spec
@@ -40,7 +40,7 @@ class GrownSpace:
     def describe(self, before: int) -> str:
         """Return the additions in one line."""
         texts = [f"{name}={','.join(map(format_knob_value, values))}" for name, values in self.added.items()]
-        return f"{'; '.join(texts)}: {before} -> {len(self.space)} configurations"
+        return f"{'; '.join(texts) or 'levers'}: {before} -> {len(self.space)} configurations"
 
 
 def level_of(spec: RunSpec) -> Extend:
@@ -100,16 +100,35 @@ def plan_growth(
             neutral[opening.knob], known = opening.neutral, (opening.neutral,)
         choices[opening.knob] = (*known, *new)
         added[opening.knob] = new
-    if len(neutral) > MAX_KNOBS:
-        raise UserError(f"a search may gain {MAX_KNOBS} knobs in all, and has {', '.join(neutral)} with these")
-    event = SpaceGrown(choices=choices, neutral=neutral, space_sha256="", space_size=0)
+    own = [name for name in neutral if not (earlier and earlier.bases and name in {k.name for k in framework.levers})]
+    if len(own) > MAX_KNOBS:
+        raise UserError(f"a search may gain {MAX_KNOBS} knobs in all, and has {', '.join(own)} with these")
+    bases = earlier.bases if earlier else ()
+    event = SpaceGrown(choices=choices, neutral=neutral, bases=bases, space_sha256="", space_size=0)
     return _build(original, spec, event, added, why)
+
+
+def plan_levers(original: RunSpec, earlier: SpaceGrown | None, best: Sequence[Config]) -> GrownSpace:
+    """Return the space with the framework's levers opened near the best configurations, and the event for the ledger.
+
+    A lever that the user, the card or an earlier growth opened is a knob like others. Raises UserError if none is left.
+    """
+    spec, framework = grow_spec(original, earlier), load_framework(original.framework)
+    given = {knob.name for knob in resolve_knobs(spec.card, framework, spec.knobs, spec.use_fewer)}
+    choices, neutral = dict(earlier.choices if earlier else {}), dict(earlier.neutral if earlier else {})
+    opened = [knob.resolve(spec.card) for knob in framework.levers if knob.name not in given and knob.suits(spec.card)]
+    added = {knob.name: knob.choices[1:] for knob in opened if len(knob.choices) > 1}
+    choices |= {knob.name: knob.choices for knob in opened if knob.name in added}
+    neutral |= {knob.name: knob.choices[0] for knob in opened if knob.name in added}
+    bases = tuple(dict.fromkeys((*(earlier.bases if earlier else ()), *best)))
+    event = SpaceGrown(choices=choices, neutral=neutral, bases=bases, space_sha256="", space_size=0)
+    return _build(original, spec, event, added, f"levers, near the best {len(best)}")
 
 
 def _build(original: RunSpec, before: RunSpec, event: SpaceGrown, added: Wanted, why: str) -> GrownSpace:
     limit = min(MAX_TIMES * original.space_size, max(MAX_ROWS, original.space_size))
     larger = grow_spec(original, event)
-    space = build_space(larger.card, load_framework(larger.framework), larger.knobs, larger.use_fewer)
+    space = build_space(larger.card, load_framework(larger.framework), larger.knobs, larger.use_fewer, larger.bases)
     if len(space) > limit:
         raise UserError(
             f"the space would have {len(space)} configurations; {limit} is the limit, {MAX_TIMES} times the"

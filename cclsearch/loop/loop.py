@@ -14,7 +14,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import redact
 from cclsearch.evaluation.control import correct_observations, propose_control
 from cclsearch.launch.base import StartWarner
-from cclsearch.loop.session import Session, add_wanted
+from cclsearch.loop.session import Session, add_wanted, open_levers
 from cclsearch.loop.shared_cause import explain_end, find_shared_cause
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.events import BUSY_MACHINE, Note
@@ -37,6 +37,11 @@ MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3
 # An error of this program, not of a trial: the next trials would be wasted too.
 MAX_CONSECUTIVE_JUDGING_ERRORS = 3
 """Consecutive trials with judging errors after which the search stops."""
+
+
+# Our choice: 9 of 15 trials find the layout, and 6 are left for levers (`benchmarks/experts.md`).
+LAYOUT_SHARE, MIN_LAYOUT_TRIALS = 0.6, 6
+"""Share of the budget, and least number of trials, that a search spends before it opens levers."""
 
 
 def run_search(writer: RunWriter, session: Session) -> None:
@@ -193,14 +198,19 @@ def _search(writer: RunWriter, session: Session, deadline_s: float) -> tuple[Ses
     None if it was stopped.
     """
     while not _must_stop(writer, session, deadline_s):
-        session = add_wanted(writer, session)
+        at_trial = max(MIN_LAYOUT_TRIALS, math.ceil(LAYOUT_SHARE * find_budget(writer, session)))
+        session = open_levers(writer, add_wanted(writer, session), at_trial=at_trial)
         ended = _fill_slots(writer, session)
         if writer.state.wanted is not None:
             continue
         if writer.state.unfinished:
             _collect(writer, session)
         elif ended is not None:
-            return session, ended
+            is_spent = ended.kind in {EndKind.BUDGET_USED, EndKind.NODE_HOURS}
+            grown = session if is_spent else open_levers(writer, session, at_trial=1)
+            if len(grown.space) == len(session.space):
+                return session, ended
+            session = grown
     return session, None
 
 

@@ -21,7 +21,7 @@ from cclsearch.launch.base import WorkloadUser
 from cclsearch.launch.in_process import InProcessLauncher, Measure
 from cclsearch.launch.profile import make_launcher
 from cclsearch.loop.early_stop import find_stop_above
-from cclsearch.loop.growth import Wanted, level_of, plan_growth, require_growth
+from cclsearch.loop.growth import MAX_GROWTHS, GrownSpace, Wanted, level_of, plan_growth, plan_levers, require_growth
 from cclsearch.loop.jobs import JobRunner, StopSignal
 from cclsearch.loop.unknown_trials import UnknownPolicy, find_adoptable, find_unknown_trials, record_adopted
 from cclsearch.plan.subject import locate_recording
@@ -47,6 +47,8 @@ from cclsearch.tasks.base import task_of
 from cclsearch.trace.names.kernels import load_classes
 from cclsearch.tracking.base import LogTarget, open_targets
 
+NUM_BASES = 2
+"""Best configurations near which levers are opened at once."""
 MIN_FIT_PROBABILITY = 0.005
 """Below this probability to fit into memory, a configuration is not launched."""
 
@@ -146,7 +148,7 @@ def rebuild_space(spec: RunSpec) -> Space:
             raise UserError(f"the recording {str(spec.recording.folder)!r} has changed since the search began")
         space = load_recording(spec.recording.folder).space
     else:
-        space = build_space(spec.card, load_framework(spec.framework), extra_knobs=spec.knobs, use_fewer=spec.use_fewer)
+        space = build_space(spec.card, load_framework(spec.framework), spec.knobs, spec.use_fewer, spec.bases)
     if hash_space(space) != spec.space_sha256:
         raise UserError(
             f"the search space of {spec.card.name} has changed since the search began (another framework file or engine"
@@ -299,7 +301,36 @@ def grow_space(
     if something may not be added, or if no configuration would be.
     """
     original, state = read_spec(writer.folder), writer.state
-    grown = plan_growth(original, state.growth, state.num_growths, wanted, level=level, why=why)
+    return _grow(writer, session, plan_growth(original, state.growth, state.num_growths, wanted, level=level, why=why))
+
+
+def open_levers(writer: RunWriter, session: Session, *, at_trial: int) -> Session:
+    """Return the session with the framework's levers opened near the best configurations, from that trial on.
+
+    Nothing changes while the best is one near which they vary already, and if no lever is left.
+    """
+    state = writer.state
+    is_off = session.spec.recording is not None or not load_framework(session.spec.framework).levers
+    if (
+        is_off
+        or not session.spec.limits.levers
+        or state.best is None
+        or state.num_spent < at_trial
+        or state.num_growths >= MAX_GROWTHS
+    ):
+        return session
+    losses = state.losses_by_config()
+    best = sorted(losses, key=lambda config: min(losses[config]))[:NUM_BASES]
+    try:
+        if best[0] in session.spec.bases:
+            return session
+        return _grow(writer, session, plan_levers(read_spec(writer.folder), state.growth, best))
+    except UserError:  # none is left, or the space would be too large
+        limits = session.spec.limits.model_copy(update={"levers": False})
+        return replace(session, spec=session.spec.model_copy(update={"limits": limits}))
+
+
+def _grow(writer: RunWriter, session: Session, grown: GrownSpace) -> Session:
     writer.record(grown.event.at(session.now_s()))
     spec = grow_spec(session.spec, grown.event)
     if isinstance(session.jobs.launcher, WorkloadUser):

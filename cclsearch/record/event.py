@@ -231,6 +231,8 @@ class SpaceGrown(ReportedEvent):
     """Each knob that has grown since the search began -> all of its choices."""
     neutral: dict[str, Value] = {}
     """Each knob that was added since then -> the value that trials without it had."""
+    bases: tuple[Config, ...] = ()
+    """Configurations near which the framework's levers vary."""
     space_sha256: str
     """Hash of the grown space."""
     space_size: int

@@ -65,7 +65,8 @@ def make_launch(card: Card, framework_name: str, config: Mapping[str, Any], *, s
     framework = load_framework(framework_name)
     chosen = config if isinstance(config, Config) else Config(config)
     own = card.for_trial(chosen)
-    payload = task_of(own).make_input(own, chosen, is_measured=True, run_id="launch", trial=1, seed=seed)
+    fields = {"run_id": "launch", "trial": 1, "seed": seed, "options": framework.list_options(own, chosen)}
+    payload = task_of(own).make_input(own, chosen, is_measured=True, **fields)
     form = _ask_script(framework, payload) if framework.shows_launch else _start_script(framework, payload)
     return form.model_copy(update={"environment": {**form.environment, **framework.knob_environment(chosen)}})
 

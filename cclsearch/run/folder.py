@@ -144,7 +144,7 @@ def grow_spec(spec: RunSpec, growth: SpaceGrown | None) -> RunSpec:
         for name, choices in growth.choices.items()
     }
     grown = {"knobs": tuple(knobs.values()), "space_sha256": growth.space_sha256, "space_size": growth.space_size}
-    return spec.model_copy(update=grown)
+    return spec.model_copy(update={**grown, "bases": growth.bases})
 
 
 def create_run(spec: RunSpec, runs_folder: Path, *, extra_files: Mapping[str, str] | None = None) -> Path:

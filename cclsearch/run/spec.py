@@ -62,6 +62,8 @@ class SearchLimits(Model, strict=True):
     """Whether the surrogate ends the search once no untried configuration is likely to win."""
     keep_going: bool = False
     """Whether the search continues although several configurations in a row ended for the same reason."""
+    levers: bool = True
+    """Whether the search opens the framework's levers on its best layouts."""
 
 
 class RunSpec(Model):
@@ -97,6 +99,8 @@ class RunSpec(Model):
     """Whether the space includes configurations on fewer accelerators than the card has."""
     knobs: tuple[KnobDeclaration, ...] = ()
     """Knobs that the profile or the user added to the framework's and the card's."""
+    bases: tuple[Config, ...] = ()
+    """Configurations near which levers vary, once a growth has opened them."""
     learn_from: tuple[str, ...] = ()
     """Folders of earlier runs whose trials warm-start the surrogate."""
     earlier: EarlierKnowledge | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +14,9 @@ from cclsearch.card.model import PRECISION, Card, KnobDeclaration
 from cclsearch.card.task import TASKS
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
-from cclsearch.core.values import Model, Value, format_knob_value, same_value
-from cclsearch.space.framework import Framework, FrameworkKnob
+from cclsearch.core.values import Config, Model, Value, format_knob_value, same_value
+from cclsearch.space.framework import Framework
+from cclsearch.space.framework_knob import FrameworkKnob
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.rule import Columns, Rule, RuleKind
 from cclsearch.space.table import MAX_CHOICES, Knob, Space
@@ -22,6 +24,8 @@ from cclsearch.space.variables import find_variable
 
 MAX_ROWS = 20_000_000
 """Number of combinations in memory while enumerating; a larger space needs fewer choices."""
+MAX_CHANGED = 2
+"""Levers in which a configuration may differ from a base at once."""
 MAX_COUNT = 1_000_000
 """Maximum of a knob whose choices are whole numbers."""
 
@@ -42,14 +46,18 @@ class RuleVerdict(Model):
 
 
 def build_space(
-    card: Card, framework: Framework, extra_knobs: Sequence[KnobDeclaration] = (), use_fewer: bool = False
+    card: Card,
+    framework: Framework,
+    extra_knobs: Sequence[KnobDeclaration] = (),
+    use_fewer: bool = False,
+    bases: Sequence[Config] = (),
 ) -> Space:
     """The search space, in the order of the knobs and their choices.
 
     `extra_knobs` (of a profile or the user) add a knob, or replace the choices of one. `use_fewer` allows
-    configurations that leave accelerators idle; a framework may allow it too. Raises UserError if the space is empty
-    (with the rules that cause it, or the part of the model that the framework cannot build), and if there are too many
-    combinations for memory.
+    configurations that leave accelerators idle; a framework may allow it too. Opened levers vary near `bases` only, so
+    that their combinations are added, not multiplied. Raises UserError if the space is empty (with the rules that cause
+    it, or the part of the model that the framework cannot build), and if there are too many combinations for memory.
     """
     if TASKS.find(card.task) is None:
         raise UserError(
@@ -59,7 +67,12 @@ def build_space(
     framework.require_buildable(card)
     knobs = resolve_knobs(card, framework, extra_knobs, use_fewer)
     rules = framework.make_rules(card, knobs, use_fewer=use_fewer)
-    codes_NK = _enumerate(knobs, rules)
+    if bases:
+        levers = {knob.name for knob in framework.levers}
+        knobs = tuple(replace(k, is_lever=k.neutral is not None and k.name in levers) for k in knobs)
+    codes_NK = _enumerate([replace(k, choices=k.choices[:1]) if k.is_lever else k for k in knobs], rules)
+    if bases:
+        codes_NK = np.concatenate([codes_NK, _vary_levers(knobs, bases, rules)])
     if len(codes_NK) == 0:
         raise UserError(_explain_empty(card, knobs, rules))
     num_raw = math.prod(len(knob.choices) for knob in knobs)
@@ -103,7 +116,8 @@ def resolve_knobs(
     numeric = {knob.name: knob for knob in framework.all_knobs if knob.numerics}
     for knob in knobs.values():
         _check_choices(card, knob, numeric.get(knob.name))
-    return tuple(replace(knob, inert_when=framework.find_inert(knob.name)) for knob in knobs.values())
+    found = tuple(knobs.values())
+    return tuple(replace(knob, inert_when=framework.find_inert(knob.name, found)) for knob in found)
 
 
 def _check_choices(card: Card, knob: Knob, numeric: FrameworkKnob | None) -> None:
@@ -187,6 +201,27 @@ def _enumerate(knobs: Sequence[Knob], rules: Sequence[Rule]) -> NDArray[np.int16
                 codes = [column[keep] for column in codes]
                 size = len(codes[0])
     return np.stack(codes, axis=1) if codes else np.zeros((0, len(knobs)), dtype=np.int16)
+
+
+def _vary_levers(knobs: Sequence[Knob], bases: Sequence[Config], rules: Sequence[Rule]) -> NDArray[np.int16]:
+    """(N, K) choice positions of the configurations that differ from a base in at most `MAX_CHANGED` levers."""
+    columns = [k for k, knob in enumerate(knobs) if knob.is_lever]
+    rows: dict[tuple[int, ...], None] = {}
+    for base in bases:
+        start = [next((n for n, c in enumerate(k.choices) if same_value(c, base.get(k.name, c))), 0) for k in knobs]
+        for changed in (c for n in range(MAX_CHANGED + 1) for c in itertools.combinations(columns, n)):
+            for codes in itertools.product(*(range(len(knobs[column].choices)) for column in changed)):
+                at = dict(zip(changed, codes, strict=True))
+                row = tuple(at.get(column, code) for column, code in enumerate(start))
+                if any(row[column] for column in columns):
+                    rows[row] = None
+    codes_NK = np.array(list(rows), dtype=np.int16).reshape(-1, len(knobs))
+    values = {knob.name: knob.column[codes_NK[:, k]] for k, knob in enumerate(knobs)}
+    keep_N = np.ones(len(codes_NK), dtype=bool)
+    for rule in rules:
+        used = {name: column for name, column in values.items() if name in rule.knobs}
+        keep_N &= rule.check(Columns(used, len(codes_NK)))
+    return codes_NK[keep_N]
 
 
 def _check_choices_of(knobs: Sequence[Knob], config: Mapping[str, Value]) -> RuleVerdict:

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import Field, field_validator
 
-from cclsearch.card.model import FEATURES, Card
+from cclsearch.card.model import FEATURES, PRECISION, Card
 from cclsearch.card.task import TASKS, list_declared
 from cclsearch.core.content import content_roots, find_content, list_frameworks
 from cclsearch.core.errors import UserError
@@ -20,9 +20,10 @@ from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
 from cclsearch.space.built import fit_model
+from cclsearch.space.framework_knob import FrameworkKnob
 from cclsearch.space.inert import InertWhen
 from cclsearch.space.knobs import canonical_name, meaning_of
-from cclsearch.space.numbers import LIMITS, check_number, find_number, list_divisors
+from cclsearch.space.numbers import LIMITS, check_number
 from cclsearch.space.promises import Behaviour, LossBounds, RequiredVariable
 from cclsearch.space.rule import PARAMETERS, RULES, Rule, find_inert, make_effect_rules
 from cclsearch.space.table import Knob
@@ -30,70 +31,6 @@ from cclsearch.space.variables import load_catalogue, variable_text
 
 SUFFIX = ".framework.yaml"
 FOLDER = "launchers"
-
-
-NumberName = Annotated[str, AfterValidator(check_number)]
-"""A name in `NUMBERS`, or in the numbers of a task."""
-
-
-class Divisors(Model):
-    """Choices computed from the card: every divisor of one of its numbers."""
-
-    divisors_of: NumberName
-    if_fewer: tuple[NumberName, ...] = ()
-    """Further numbers whose divisors are choices if a search may leave accelerators idle: degrees then need not divide
-    the number of accelerators.
-    """
-    also: tuple[int, ...] = ()
-    """Further choices, of every card."""
-    most: int | None = Field(default=None, ge=1)
-
-    def choices(self, card: Card, *, use_fewer: bool = False) -> tuple[int, ...]:
-        """The divisors in ascending order, up to `most`; those of `if_fewer` up to the number of accelerators."""
-        divisors = {*list_divisors(find_number(card, self.divisors_of)), *self.also}
-        for name in self.if_fewer if use_fewer else ():
-            more = list_divisors(find_number(card, name))
-            divisors.update(divisor for divisor in more if divisor <= card.hardware.num_accelerators)
-        return tuple(divisor for divisor in sorted(divisors) if self.most is None or divisor <= self.most)
-
-
-class FrameworkKnob(Model):
-    """One knob of a framework."""
-
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")
-    choices: Divisors | tuple[Value, ...]
-    description: str = ""
-    env: str | None = Field(default=None, pattern=r"^[A-Z][A-Z0-9_]{1,60}$")
-    """Environment variable that the run script sets to the knob's value (`NCCL_ALGO`)."""
-    writes: dict[str, str] = {}
-    """Choice -> text that it writes into that variable, if not itself. Texts of several knobs are joined by blanks."""
-    moe_only: bool = False
-    """Whether the knob exists only for models with experts."""
-    if_at_least: dict[NumberName, int] = {}
-    """Number of the card -> its minimum for the knob to be in a space by default; below, the knob is optional."""
-    numerics: bool = False
-    """Whether its values change the numbers: all but the first need NAME=VALUE in a card's `alternative_precisions`."""
-    range: tuple[int | float, int | float] | None = None
-    """Least and most of the numbers that a search may add to the choices."""
-
-    def writes_into(self, env: str, flag: str = "") -> bool:
-        """Whether the knob sets that variable, or that flag in it."""
-        return self.env == env and (not flag or any(flag in text for text in self.writes.values()))
-
-    def suits(self, card: Card) -> bool:
-        """Whether a space of this card can have the knob."""
-        return not self.moe_only or (card.model is not None and card.model.moe is not None)
-
-    def is_offered(self, card: Card) -> bool:
-        """Whether spaces of this card have the knob by default."""
-        return self.suits(card) and all(find_number(card, name) >= least for name, least in self.if_at_least.items())
-
-    def resolve(self, card: Card, *, use_fewer: bool = False) -> Knob:
-        """The knob with its choices for that card."""
-        given = self.choices
-        choices = given.choices(card, use_fewer=use_fewer) if isinstance(given, Divisors) else given
-        kept = tuple(c for n, c in enumerate(choices) if n == 0 or not self.numerics or card.allows(self.name, c))
-        return Knob(self.name, kept, self.description or meaning_of(self.name).words)
 
 
 class Framework(Model):
@@ -133,6 +70,8 @@ class Framework(Model):
     """Model features that its run script cannot build (names of `LIMITS`) -> the remedy, one line each."""
     precisions: tuple[str, ...] = ()
     """Precisions that its run script supports; empty means any."""
+    precision_options: dict[str, str] = {}
+    """Precision -> words that it adds to the framework's options, such as those of an FP8 recipe."""
     records: tuple[str, ...] = ()
     """Optional fields of `result.json` that its run script writes."""
     caps_power: bool = False
@@ -260,6 +199,38 @@ class Framework(Model):
         conditional = [knob for knob in self.knobs if knob.if_at_least and not knob.is_offered(card)]
         return [knob for knob in (*conditional, *self.optional_knobs) if knob.suits(card)]
 
+    @property
+    def levers(self) -> tuple[FrameworkKnob, ...]:
+        """The knobs that a search opens by itself near its best layouts."""
+        return tuple(knob for knob in self.all_knobs if knob.lever)
+
+    def list_options(self, card: Card, config: Mapping[str, Value]) -> tuple[str, ...]:
+        """Return the words that precision and knobs add to the framework's own options, for the card of a trial."""
+        texts = [self.precision_options.get(card.precision, "")]
+        for knob in (knob for knob in self.all_knobs if knob.adds and knob.suits(card)):
+            value = self._find_value(knob, {PRECISION: card.precision, **config})
+            texts.append(knob.adds.get(value, knob.adds.get("*", "") if value else "").replace("{value}", value))
+        return tuple(" ".join(texts).split())
+
+    def _find_value(self, knob: FrameworkKnob, config: Mapping[str, Value]) -> str:
+        """Return the text of a knob's value in a configuration; empty where it has no effect."""
+        given = {**{lever.name: lever.first for lever in self.levers}, **config}
+        has_effect = all(given.get(other, meaning_of(other).neutral) in values for other, values in knob.where.items())
+        return format_knob_value(config.get(knob.name, knob.first)) if has_effect else ""
+
+    def _where_rules(self, knobs: Sequence[Knob]) -> list[dict[str, Any]]:
+        """Return the rules `implies` that leave a knob one value where it has no effect."""
+        choices, rules = {knob.name: knob.choices for knob in knobs}, []
+        for knob in (knob for knob in self.all_knobs if knob.name in choices):
+            keep = knob.first if knob.first in choices[knob.name] else choices[knob.name][0]
+            for other, values in knob.where.items():
+                when, then = {other: [v for v in choices.get(other, ()) if v not in values]}, {knob.name: keep}
+                name = f"{knob.name}_where_{other}"
+                rules += [{"rule": "implies", "name": name, "same": True, "when": when, "then": then}] * bool(
+                    when[other]
+                )
+        return rules
+
     def knob_environment(self, config: Mapping[str, Value]) -> dict[str, str]:
         """Environment variables set by knobs with an `env`, and by opened variables of the framework's libraries.
 
@@ -267,8 +238,9 @@ class Framework(Model):
         """
         written: dict[str, list[str]] = {}
         for knob in self.all_knobs:
-            value = format_knob_value(config.get(knob.name, "default"))
-            if knob.env and value != "default":
+            is_set = knob.env is not None and (knob.lever or knob.name in config)
+            value = self._find_value(knob, config) if is_set else "default"
+            if knob.env and value not in ("", "default"):
                 written.setdefault(knob.env, []).append(knob.writes.get(value, value))
         declared = {knob.name for knob in self.all_knobs}
         for name, chosen in config.items():
@@ -277,9 +249,9 @@ class Framework(Model):
                 written.setdefault(opened[0], []).append(opened[1])
         return {name: " ".join(texts) for name, texts in written.items()}
 
-    def find_inert(self, knob: str) -> tuple[InertWhen, ...]:
-        """Return the conditions under which this knob changes nothing, from the rules `implies` with `same: true`."""
-        return find_inert(self.rules, knob)
+    def find_inert(self, knob: str, knobs: Sequence[Knob] = ()) -> tuple[InertWhen, ...]:
+        """Return the conditions under which this knob of a space changes nothing: rules `implies` with `same: true`."""
+        return find_inert((*self.rules, *self._where_rules(knobs)), knob)
 
     def make_rules(self, card: Card, knobs: Sequence[Knob], *, use_fewer: bool) -> tuple[Rule, ...]:
         """The rules for that card and a space of these knobs, those of the card's task first.
@@ -290,11 +262,13 @@ class Framework(Model):
         present = {knob.name for knob in knobs}
         fewer = card.hardware.chip.kind == "cpu" if self.use_fewer == "cpu" else self.use_fewer
         common = {"use_fewer": use_fewer or fewer, "knobs": present}
-        own = [{"rule": entry} if isinstance(entry, str) else entry for entry in self.rules]
+        own = [
+            {"rule": entry} if isinstance(entry, str) else entry for entry in (*self.rules, *self._where_rules(knobs))
+        ]
         of_task = {name: {"rule": name} for name in TASKS.get(card.task).rules}
         of_task |= {entry["rule"]: entry for entry in own if entry["rule"] in of_task}
         entries = [*of_task.values(), *(entry for entry in own if entry["rule"] not in of_task)]
-        made = [RULES[e["rule"]](card, {**e, **common}) for e in entries]
+        made = [RULES[e["rule"]](card, {**common, **e}) for e in entries]
         applied = [rule for rule in made if rule is not None and present.issuperset(rule.needs)]
         applied += [
             _need_experts(knob.name) for knob in self.all_knobs if knob.name in present and not knob.suits(card)

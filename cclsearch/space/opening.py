@@ -15,7 +15,8 @@ from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Value, format_knob_value
-from cclsearch.space.framework import Divisors, Framework, FrameworkKnob
+from cclsearch.space.framework import Framework
+from cclsearch.space.framework_knob import Divisors, FrameworkKnob
 from cclsearch.space.knobs import canonical_name, meaning_of
 from cclsearch.space.parse import read_value
 from cclsearch.space.table import Knob
@@ -123,9 +124,9 @@ def find_openings(
 
 def _open_knob(card: Card, knob: FrameworkKnob, present: Knob | None, framework: Framework) -> Opening:
     """Return the values that a knob of the framework may gain; an opening without values if none."""
-    given = knob.choices
-    if isinstance(given, Divisors):  # every divisor, also above `most` of the file
-        given = given.model_copy(update={"most": None}).choices(card, use_fewer=True)
+    given = knob.resolve(card).choices
+    if isinstance(knob.choices, Divisors):  # every divisor, also above `most` of the file
+        given = knob.choices.model_copy(update={"most": None}).choices(card, use_fewer=True)
     known = (given[0],) if present is None else present.choices
     cores = card.hardware.host_cores
     least, most = knob.range or (None, None)

@@ -35,6 +35,8 @@ class Knob:
     description: str = ""
     neutral: Value | None = None
     """Value of configurations without the knob, if a growth added it; None: each configuration must have it."""
+    is_lever: bool = False
+    """Whether a growth opened it as a lever: configurations do not state its neutral value."""
     inert_when: tuple[InertWhen, ...] = ()
     """The framework's conditions under which it changes nothing, beside those of `knobs.yaml`."""
 
@@ -99,7 +101,8 @@ class Space:
         return self._read_codes(self.codes_NK[row])
 
     def _read_codes(self, codes_K: NDArray[np.int16]) -> Config:
-        return Config({knob.name: knob.choices[code] for knob, code in zip(self.knobs, codes_K, strict=True)})
+        values = ((knob, knob.choices[code]) for knob, code in zip(self.knobs, codes_K, strict=True))
+        return Config({knob.name: value for knob, value in values if not knob.is_lever or value != knob.neutral})
 
     def row(self, config: Mapping[str, Value]) -> int | None:
         """Row of this configuration; None if it is not in the space (unknown knob or value, or a violated rule).

@@ -149,6 +149,8 @@ class SimulatedCluster:
         log_cost = form.log_cost(rows)(self._multipliers(form, self.settings.surprise_parts))
         for k, knob in enumerate(self.space.knobs):
             effects = np.array([self._effect(metric, knob.name, choice) for choice in knob.choices])
+            if knob.neutral is not None:  # trials from before the knob was added had its neutral value
+                effects -= self._effect(metric, knob.name, knob.neutral)
             log_cost = log_cost + effects[self.space.masked_NK[rows, k]]
         return np.asarray(np.exp(form.metric.sign * log_cost))
 

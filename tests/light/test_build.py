@@ -12,7 +12,8 @@ from cclsearch.card.model import KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.space import build
 from cclsearch.space.build import RuleVerdict, build_space, explain_config, require_known_knobs, resolve_knobs
-from cclsearch.space.framework import Framework, FrameworkKnob
+from cclsearch.space.framework import Framework
+from cclsearch.space.framework_knob import FrameworkKnob
 from cclsearch.space.parse import parse_knob
 
 FOUR = dict.fromkeys(("num_heads", "num_kv_heads", "num_layers", "num_accelerators", "accelerators_per_node"), 4)

@@ -61,8 +61,9 @@ def make_space(*rows: dict[str, Any]) -> Space:
 def test_every_knob_of_a_shipped_framework_has_a_meaning_or_is_free(name):
     framework = load_framework(name)
     declared = [*framework.knobs, *framework.optional_knobs]
-    assert {knob.name for knob in declared if knob.name not in KNOBS} <= FREE
-    assert {knob.name for knob in declared if knob.env} <= FREE
+    assert {knob.name for knob in declared if knob.name not in KNOBS and not knob.lever} <= FREE
+    assert [knob.name for knob in framework.levers if not (knob.description and knob.source)] == []
+    assert {knob.name for knob in declared if knob.env and not knob.lever} <= FREE
 
 
 @pytest.mark.parametrize("meaning", KNOBS.values(), ids=list(KNOBS))

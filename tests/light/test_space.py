@@ -19,7 +19,8 @@ from cclsearch.core.values import Config
 from cclsearch.plugins import TASKS
 from cclsearch.space.build import build_space, explain_config, require_known_knobs, resolve_knobs
 from cclsearch.space.degree_rules import fit_degrees
-from cclsearch.space.framework import Framework, FrameworkKnob, list_divisors, load_framework
+from cclsearch.space.framework import Framework, load_framework
+from cclsearch.space.framework_knob import FrameworkKnob
 from cclsearch.space.parse import parse_assignments, parse_knob
 from cclsearch.space.rule import RULES, RuleKind
 from cclsearch.space.table import Space

@@ -127,6 +127,7 @@ def test_the_config_of_training_has_the_keys_that_run_scripts_of_earlier_version
         "rank_speeds": [],
         "stage_layers": [],
         "stop_above": None,
+        "options": [],
     }
     assert TrainingInput.model_validate(before) == payload.model_copy(update={"work": {}, "accelerator": ""})
     assert payload.wants_traces

@@ -41,9 +41,15 @@ def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+def add_options(name: str, payload: TrainingInput) -> TrainingInput:
+    """Return the input with the words that the framework file adds, as a search makes it."""
+    card = load_card("wl5" if payload.arch.moe else "wl1").model_copy(update={"precision": payload.precision})
+    return payload.model_copy(update={"options": load_framework(name).list_options(card, payload.config)})
+
+
 def render(name: str, payload: TrainingInput, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module = load_script(name, monkeypatch)
-    data = payload.model_dump(mode="json")
+    data = add_options(name, payload).model_dump(mode="json")
     rendered = module.render_options(data) if name != "maxtext" else module.render_options(data, Path("/run/0001"))
     return list(rendered)
 
@@ -265,7 +271,7 @@ def test_every_choice_of_every_knob_is_part_of_the_launch_or_refused(name, monke
 
     def launch(config: dict[str, Value]) -> str:
         arch = DENSE if {"experts", "shared_experts"} & set(framework.cannot) else MOE
-        payload = make_input(config, arch=arch, global_batch=64, precision=precision)
+        payload = add_options(name, make_input(config, arch=arch, global_batch=64, precision=precision))
         try:
             form = script.show_launch(payload.model_dump(mode="json"))
         except Exception as error:  # a configuration that the script refuses
@@ -277,7 +283,8 @@ def test_every_choice_of_every_knob_is_part_of_the_launch_or_refused(name, monke
     ignored = {}
     for knob in (*framework.knobs, *framework.optional_knobs):
         choices = [choice for choice in knob.resolve(card).choices if choice not in (16, 32, 64)]
-        seen = [len({launch({**base, knob.name: choice}) for choice in choices}) for base in KNOBS]
+        where = {other: values[0] for other, values in knob.where.items()}
+        seen = [len({launch({**base, **where, knob.name: choice}) for choice in choices}) for base in KNOBS]
         if knob.name in ("stage_layers", "device_order"):  # from the trial's input: test_unlike.py, test_placement.py
             continue
         if max(seen) < len(choices):
