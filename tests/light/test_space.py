@@ -21,6 +21,7 @@ from cclsearch.space.build import build_space, explain_config, require_known_kno
 from cclsearch.space.degree_rules import fit_degrees
 from cclsearch.space.framework import Framework, load_framework
 from cclsearch.space.framework_knob import FrameworkKnob
+from cclsearch.space.numbers import list_divisors
 from cclsearch.space.parse import parse_assignments, parse_knob
 from cclsearch.space.rule import RULES, RuleKind
 from cclsearch.space.table import Space
