@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from common import number_step
 from cpu import draw_sequences
 from cpu_model import Builder, Layout
 from hf_trainer import describe_model
@@ -95,13 +96,13 @@ class Sequences(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(self, data: Mapping[str, Any], num_steps: int) -> None:
-        self.batch, self.num_steps = int(data["global_batch_size"]), num_steps
-        self.draw = lru_cache(maxsize=2)(lambda step: draw_sequences(data, step))
+        self.data, self.batch, self.num_steps = data, int(data["global_batch_size"]), num_steps
+        self.draw = lru_cache(maxsize=2)(lambda step, _: draw_sequences(data, step))
 
     def __len__(self) -> int:
         return self.batch * self.num_steps
 
-    def __getitem__(self, number: int) -> dict[str, Tensor]:
+    def __getitem__(self, number: int) -> dict[str, Any]:
         step, row = divmod(number, self.batch)
-        tokens = self.draw(step)[row]
-        return {"input_ids": tokens[:-1], "labels": tokens[1:], "shift_labels": tokens[1:]}
+        tokens = self.draw(step, number_step(self.data, step))[row]
+        return {"number": number, "input_ids": tokens[:-1], "labels": tokens[1:], "shift_labels": tokens[1:]}

@@ -26,6 +26,8 @@ class StepTrainer(Trainer):
         self.remove_callback(PrinterCallback)
         self.layers = len(model.model.layers)
         self.step_loss: Tensor | float = 0.0
+        self.draws_again = False
+        """Whether Accelerate has fetched the next micro-batch, as it does, before the window's nonce was known."""
         self.trained: list[tuple[int, int]] = []
         """Shape of each micro-batch of the current step."""
 
@@ -33,6 +35,11 @@ class StepTrainer(Trainer):
         return [name for name, _ in model.named_parameters()]
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        numbers = inputs.pop("number")
+        if self.draws_again:
+            self.draws_again = False
+            again = self.data_collator([self.train_dataset[number] for number in numbers.tolist()])
+            inputs = {name: again[name].to(numbers.device) for name in inputs}
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.step_loss = self.step_loss + loss.double()
         self.trained.append(tuple(inputs["input_ids"].shape))
@@ -79,3 +86,4 @@ class TrialCallback(TrainerCallback):
         if self.window.step < self.window.num_steps:
             trainer.trained.clear()
             self.window.open_step()
+            trainer.draws_again = self.window.step == self.window.first_timed

@@ -35,9 +35,13 @@ def check_same_training(folder: Path, arch: ModelArch, config: dict[str, Value])
     """Assert that it trains the same model on the same data as `cpu`; the tests of layouts assert through this."""
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
-    reference = run_script(folder / "cpu", make_input({"micro_batch_size": 8}, arch=arch))
+    window = {"opens_window": True, "nonce": "a1b2"}
+    for name in ("cpu", "hf"):
+        (folder / name).mkdir()
+        (folder / name / "window-1.nonce").write_text("123456789abc", encoding="utf-8")
+    reference = run_script(folder / "cpu", make_input({"micro_batch_size": 8}, arch=arch).model_copy(update=window))
     payload = make_input(config, arch=arch, profiled_steps=2)
-    payload = payload.model_copy(update={"nonce": "a1b2", "accelerator": "cpu"})
+    payload = payload.model_copy(update={**window, "accelerator": "cpu"})
     result = run_script(folder / "hf", payload, script="hf_trainer.py")
     assert result.losses[:4] == pytest.approx(reference.losses, rel=2e-5), "the bound that both frameworks declare"
     assert len(result.losses) == 7, "one warm-up, three timed, and three profiled steps"
