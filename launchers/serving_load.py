@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import itertools
 import json
 import random
 import time
@@ -18,7 +19,10 @@ from typing import Any
 
 OPENAI, SGLANG = "openai", "sglang"
 """What a server answers: `/v1/completions`, or SGLang's own `/generate`, which needs no tokenizer."""
-CONNECT_S = 10.0
+UNANSWERED = "not answered: the load was ended, since the server fell behind"
+BEHIND_S, BEHIND_LIFETIMES, BEHIND_SHARE = 10.0, 3, 0.1
+"""A server falls behind if, over a time of at least so many seconds and so many request lifetimes, its number of
+requests grows by this share of those that arrive, and by more than chance (four standard deviations) explains."""
 MOST_LINE_BYTES = 2**20
 
 
@@ -70,6 +74,8 @@ class Load:
     is_warm_up: bool = False
     nonce: str = ""
     """Chooses the prompts; empty: the seed does."""
+    may_end: bool = False
+    """Whether a load with arrival times ends once the server falls behind."""
 
 
 def draw_prompt(load: Load, number: int, length: int, vocab_size: int) -> list[int]:
@@ -142,8 +148,37 @@ async def _run(target: Target, load: Load) -> tuple[list[Record], float]:
     if load.concurrency is not None:
         await asyncio.gather(*(client() for _ in range(load.concurrency)))
     else:
-        await asyncio.gather(*(send_at(number) for number in range(len(bodies))))
+        sent = [asyncio.ensure_future(send_at(number)) for number in range(len(bodies))]
+        while (await asyncio.wait(sent, timeout=1.0))[1]:
+            if load.may_end and falls_behind(records, load.requests, now_s()):
+                _end(sent, records, now_s())
+        await asyncio.gather(*(task for task in sent if not task.cancelled()))
     return records, time.clock_gettime(time.CLOCK_MONOTONIC) - window_start_s
+
+
+def _end(sent: Sequence[asyncio.Future[None]], records: Sequence[Record], now: float) -> None:
+    for task in sent:
+        task.cancel()
+    for record in records:
+        if not record.end_s:
+            record.error, record.end_s = UNANSWERED, now
+
+
+def falls_behind(records: Sequence[Record], planned: Sequence[Mapping[str, Any]], now: float) -> bool:
+    """Return whether the number of requests at the server has grown beyond doubt over the second half of the time."""
+    ended = sorted((r for r in records if r.end_s), key=lambda r: r.end_s)
+    if len(ended) < 10 or now > planned[-1]["arrival_s"]:
+        return False
+    lifetime = sorted(r.end_s - r.arrival_s for r in ended[:10])[5]  # of the first: the server was nearly empty
+    if now / 2 < max(BEHIND_S, BEHIND_LIFETIMES * lifetime):
+        return False
+    arrived = sum(r.arrival_s > now / 2 for r in records)
+    before = sum(r.arrival_s <= now / 2 and (not r.end_s or r.end_s > now / 2) for r in records)
+    grown = sum(not r.end_s for r in records) - before
+    gaps = [b["arrival_s"] - a["arrival_s"] for a, b in itertools.pairwise(planned)]
+    mean = sum(gaps) / len(gaps)
+    spread = max(1.0, (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 / mean)
+    return grown > max(BEHIND_SHARE * arrived, 10 + 4 * spread * arrived**0.5)
 
 
 async def _stream(target: Target, body: bytes, record: Record, now_s: Callable[[], float]) -> None:
@@ -207,6 +242,7 @@ async def _read_events(reader: asyncio.StreamReader, record: Record, now_s: Call
 
 def summarize_load(records: Sequence[Record], num_accelerators: int = 1) -> dict[str, float]:
     """Return metrics of a load by name, to decide which load comes next: means and percentiles of each latency."""
+    records = [record for record in records if not record.error]
     window_s = max(r.end_s for r in records) - min(r.arrival_s for r in records)
     tokens = sum(r.output_tokens for r in records)
     latencies = {
@@ -219,7 +255,7 @@ def summarize_load(records: Sequence[Record], num_accelerators: int = 1) -> dict
             later - earlier
             for r in records
             if len(r.token_times_s) == r.output_tokens
-            for earlier, later in zip(r.token_times_s, r.token_times_s[1:])  # noqa: B905
+            for earlier, later in itertools.pairwise(r.token_times_s)
         ],
     }
     found = {

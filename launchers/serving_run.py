@@ -33,7 +33,17 @@ from common import (
     write_result,
 )
 from energy import energy_per_step, open_cpu_counter, read_energy
-from serving_load import OPENAI, Load, Record, Target, keeps_limits, run_load, search_concurrency, summarize_load
+from serving_load import (
+    OPENAI,
+    UNANSWERED,
+    Load,
+    Record,
+    Target,
+    keeps_limits,
+    run_load,
+    search_concurrency,
+    summarize_load,
+)
 from serving_nodes import Leader, Place, await_end, find_open_port, following, leading
 
 LOG_FILE = "evidence.jsonl"
@@ -252,7 +262,8 @@ def measure_loads(
         before = read_joules()
         server.begin_load()
         number = len(report.loads) + 1
-        load = Load(number - 1, requests, concurrency, seed, prefix, nonce=open_window(trial, number))
+        nonce, may_end = open_window(trial, number), data["arrival"] != "trace"
+        load = Load(number - 1, requests, concurrency, seed, prefix, nonce=nonce, may_end=may_end)
         if not load.nonce:  # no search answered: the energy of the wait is not that of the load
             before = read_joules()
         records, window_s = run_load(target, load)
@@ -265,6 +276,7 @@ def measure_loads(
         found: dict[str, Any] = {"window_s": window_s, "metrics": metrics, **facts}
         rate = None if concurrency is not None else len(requests) / max(requests[-1]["arrival_s"], 1e-9)
         found |= {"concurrency": concurrency} if rate is None else {"request_rate": rate}
+        found |= {"ended_s": max(r.end_s for r in records)} if any(r.error == UNANSWERED for r in records) else {}
         report.loads.append(found)
         return records
 
@@ -291,7 +303,7 @@ def find_used(before: Joules, after: Joules) -> Joules:
 
 
 def _require_answered(server: Server, records: list[Record]) -> list[Record]:
-    failed = [record for record in records if record.error]
+    failed = [record for record in records if record.error not in ("", UNANSWERED)]
     if failed:
         time.sleep(0.2)  # a server that dies is given the time to do so
         server.require_alive("under load")

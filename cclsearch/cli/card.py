@@ -19,6 +19,7 @@ from cclsearch.cli.output import complain, show
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.text import plain
+from cclsearch.tasks.base import find_task
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,6 +56,8 @@ def _describe_loaded(name: str, report: CardReport, card: StatedCard) -> Iterato
     yield f"ok  {name}: {card.task} of {card.family or card.title}, {hardware}, {framework}"
     if TASKS.find(card.task) is None:
         yield f"    {card.task} cannot be searched yet: only {', '.join(TASKS.names())} can"
+    elif not report.open:
+        yield from (f"    {line}" for line in find_task(card.task).remark(card))
     for remark in (*filter(None, [report.say_open()]), *card.remarks):
         yield f"    {remark}"
 

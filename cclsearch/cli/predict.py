@@ -11,6 +11,7 @@ import numpy as np
 from cclsearch.card.model import Card
 from cclsearch.cli.space import read_asked
 from cclsearch.core.errors import UserError, require_writable
+from cclsearch.plan.capacity import describe_capacity
 from cclsearch.plan.forecast import estimate_search
 from cclsearch.plan.subject import find_subject
 from cclsearch.plan.warm_start import learn_about
@@ -36,14 +37,18 @@ def run(args: argparse.Namespace) -> None:
     prediction, predictor = learned.predict(matches)
     known = learned.describe(predictor)
     notes = [*subject.notes, *known]
+    if subject.recording is None and not args.config:
+        notes += describe_capacity(learned.view)
     rows = [int(row) for row in prediction.order(matches)[: args.top]]
     if predictor.num_refined:
         notes.append(
             f"waits and percentiles of the first {predictor.num_refined} configurations are simulated step by step;"
             " those of others follow from their median"
         )
-    shown = [name for name in task_of(card).highlights if name in predictor.derived or name in prediction.others]
-    described = [describe_prediction(space, prediction, row, predictor.derived) for row in rows]
+    limits = learned.view.objective.constraints
+    wanted = dict.fromkeys([*(c.metric for c in limits), *task_of(card).highlights])
+    shown = [name for name in wanted if name in predictor.derived or name in prediction.others]
+    described = [describe_prediction(space, prediction, row, predictor.derived, limits) for row in rows]
     cost = None if args.config or subject.recording else estimate_search(card, space, DEFAULT_BUDGET, prediction)
     if topology is not None:
         add_compiled_memory(card, described, topology)

@@ -27,6 +27,7 @@ from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Config, Provenance, Value, format_config
 from cclsearch.core.version import __version__
 from cclsearch.launch.profile import Profile, make_launcher
+from cclsearch.plan.capacity import describe_capacity
 from cclsearch.plan.forecast import describe_doubt, describe_impossible, describe_no_room, estimate_search
 from cclsearch.plan.request import SearchRequest, load_requested
 from cclsearch.plan.target import choose_target
@@ -118,8 +119,10 @@ def plan_search(request: SearchRequest) -> Plan:
         banner=(
             *describe_impossible(objective, workload.space, workload.card.task),
             *(describe_no_room(workload.card, workload.space) if workload.recording is None else ()),
+            *(task_of(workload.card).remark(workload.card) if workload.recording is None else ()),
             *workload.notes,
             *target.notes,
+            *(describe_capacity(first) if workload.recording is None else ()),
             *_describe_confirm(request, provenance),
             *([f"baseline, measured first and outside the budget: {baseline}"] if baseline else []),
             *_describe_cost(request, workload, provenance),

@@ -21,6 +21,7 @@ from cclsearch.space.build import RuleVerdict, build_space, explain_config, requ
 from cclsearch.space.framework import Framework, choose_framework
 from cclsearch.space.parse import parse_knobs, read_tuning_config
 from cclsearch.space.table import Space
+from cclsearch.tasks.base import task_of
 
 RECORDED = "recorded"
 """The rule of a recording's space: the configuration is one of its rows."""
@@ -100,8 +101,10 @@ def _place(asked: Asked, workload: str) -> Subject:
     extra = (*read_tuning_config(asked.tuning_config), *parse_knobs(asked.knobs))
     declared = profile.knobs if profile is not None else ()
     require_known_knobs(extra, card, framework, declared)
-    notes, knobs = (*looked_up, *card.remarks), (*declared, *extra)
-    return Subject(card.name, card, framework.name, framework, knobs, asked.use_fewer, notes=notes)
+    task = task_of(card)
+    notes, knobs = (*looked_up, *card.remarks, *task.remark(card)), (*declared, *extra)
+    use_fewer = asked.use_fewer or task.primary in task.per_accelerator  # as a search for it does
+    return Subject(card.name, card, framework.name, framework, knobs, use_fewer, notes=notes)
 
 
 def locate_recording(spec: RunSpec) -> RunSpec:

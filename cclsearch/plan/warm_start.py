@@ -206,7 +206,8 @@ def view_space(
     card: Card, space: Space, prior: tuple[Observation, ...] = (), earlier: EarlierKnowledge | None = None
 ) -> SearchView:
     """Return the view of a search that has not begun; `prior` are trials of the same work."""
-    return SearchView(card, space, (), frozenset(), budget_left=1, seed=0, prior=prior, earlier=earlier)
+    view = SearchView(card, space, (), frozenset(), budget_left=1, seed=0, prior=prior, earlier=earlier)
+    return replace(view, target=task_of(card).constrain(card, view.objective))
 
 
 def _read_measured_here(

@@ -12,6 +12,7 @@ from cclsearch.card.model import Card
 from cclsearch.core.text import format_table, one_line, show_number
 from cclsearch.core.values import Config
 from cclsearch.report.figures import show_interval
+from cclsearch.scoring.objective import Constraint
 from cclsearch.space.knobs import meaning_of
 from cclsearch.space.table import Space
 from cclsearch.stats.closed_form import Derived, Prediction, describe_none_fits
@@ -20,9 +21,11 @@ from cclsearch.tasks.training.aot import compile_memory
 
 
 def describe_prediction(
-    space: Space, prediction: Prediction, row: int, derived: Mapping[str, Derived]
+    space: Space, prediction: Prediction, row: int, derived: Mapping[str, Derived], limits: Sequence[Constraint] = ()
 ) -> dict[str, Any]:
-    """Return the prediction of a row, with its parts and the metrics that follow from it, each with its interval."""
+    """Return the prediction of a row, with its parts and the metrics that follow from it, each with its interval, and
+    the limits that it breaks.
+    """
     figures, rows = prediction.describe(row), np.array([row])
     for name, each in derived.items():
         base = each.base if each.base in figures else prediction.form.metric.name
@@ -31,10 +34,12 @@ def describe_prediction(
         low_high = sorted(found[end] for end in ("_low", "_high") if end in found)
         figures |= {f"{name}{end}": value for end, value in zip(("_low", "_high"), low_high, strict=False)}
         figures[name] = found[""]
+    broken = [str(limit) for limit in limits if limit.excess(figures.get(limit.metric, 0.0)) > 1e-6]
     return {
         "config": dict(space.config(row)),
         "label": str(space.config(row)),
         "origin": prediction.origin(row),
+        **({"breaks": broken} if limits else {}),
         **figures,
         prediction.form.parts_key: {name: float(part[row]) for name, part in prediction.parts.items()},
         "memory_parts_gib": {name: float(part[row]) for name, part in prediction.memory_parts_gib.items()},
@@ -72,6 +77,7 @@ def describe_predictions(
             )
         shares = ", ".join(f"{name} {part / whole:.0%}" for name, part in parts if part > 0)
         label = row["label"] + " (measured)" * (row["origin"] == "measured")
+        label += f" (breaks {' and '.join(broken)})" if (broken := row.get("breaks")) else ""
         rows.append((label, show_interval(row, metric.name, "{:.4g}".format), *figures, shares))
     yield f"\n{format_table([*heads, 'largest parts'], rows, right=range(1, len(heads)), indent='  ')}"
     first, unit = described[0], metric.unit or ""

@@ -78,6 +78,8 @@ class Constraint(Model):
     at_most: float | None = None
     unit: str | None = None
     missing: str = ""
+    is_implied: bool = False
+    """Whether the load demands it, not a person."""
 
     def __str__(self) -> str:
         """Return the text that users write: `peak_memory_gib <= 70 GiB`."""

@@ -58,6 +58,8 @@ class ClosedForm:
     """The prior without earlier searches, if `prior` comes from them; trials that contradict them favour it."""
     odds: float = 0.0
     """Log odds of `prior` against `unlearned` before any trial."""
+    like: str = ""
+    """Metric whose surprises a simulated cluster has here too; empty: surprises of its own."""
 
     def expect(self, rows: Rows) -> Array:
         """(m,) the metric at these rows, in its unit, by the prior means alone."""
@@ -238,11 +240,15 @@ class Prediction:
     """Rows whose figures are measurements."""
     theta_P: Array = field(default_factory=lambda: np.zeros(0))
     """Log multipliers of the most likely closed form; empty by the priors alone."""
+    over_N: Array | None = None
+    """Log of 1 + the excess over the constraints, infinite for a row without their metrics; None: none are known."""
 
     def order(self, rows: Rows | None = None) -> Rows:
-        """Return these rows, or all: first those that are likely to fit, each group best first."""
+        """Return these rows, or all: first those that are likely to fit, of these the ones that keep the constraints,
+        then the ones that break them least, each group best first."""
         rows = np.arange(len(self.value_N)) if rows is None else rows
-        order = np.lexsort((self.form.metric.sign * self.value_N[rows], self.fits_N[rows] < LIKELY))
+        over = np.zeros(len(rows)) if self.over_N is None else np.round(self.over_N[rows], 3)
+        order = np.lexsort((self.form.metric.sign * self.value_N[rows], over, self.fits_N[rows] < LIKELY))
         return rows[order]
 
     def origin(self, row: int) -> str:

@@ -118,7 +118,7 @@ class SimulatedCluster:
     def metrics(self) -> tuple[str, ...]:
         """The metrics that a trial reports."""
         return (
-            *self.predictor.forms,
+            *self._refine(0).forms,
             *([PEAK_MEMORY] if self.predictor.memory and self.predictor.memory.is_measured else []),
         )
 
@@ -136,21 +136,28 @@ class SimulatedCluster:
         if self.crashes(rows)[0]:
             return SimulatedTrial({}, crashed=True)
         metrics = {}
-        for name in self.predictor.forms:
+        for name, form in self._refine(row).forms.items():
             noise = self.settings.noise * float(self._draw("noise", name, *labels).standard_normal())
-            metrics[name] = float(self.values(name, rows)[0] * np.exp(noise))
+            metrics[name] = float(self.values(name, rows, form)[0] * np.exp(noise * (form.metric.unit != "fraction")))
         if memory is not None and memory.is_measured and needed_gib is not None:
             metrics[PEAK_MEMORY] = needed_gib
         return SimulatedTrial(metrics)
 
-    def values(self, metric: str, rows: Rows) -> Array:
-        """(n,) the metric of these rows without noise, also of those that fail."""
-        form = self.predictor.forms[metric]
+    def _refine(self, row: int) -> Predictor:
+        """Return the predictor with a simulation of this row, which adds metrics; itself if there is none."""
+        thetas = {name: form.prior.mean_P for name, form in self.predictor.forms.items()}
+        refine = self.predictor.refine
+        return self.predictor if refine is None else refine(self.predictor, thetas, np.array([row]))
+
+    def values(self, metric: str, rows: Rows, form: ClosedForm | None = None) -> Array:
+        """(n,) the metric of these rows without noise, also of those that fail; `form` is in place of the metric's."""
+        form = form or self.predictor.forms[metric]
         log_cost = form.log_cost(rows)(self._multipliers(form, self.settings.surprise_parts))
-        for k, knob in enumerate(self.space.knobs):
-            effects = np.array([self._effect(metric, knob.name, choice) for choice in knob.choices])
+        for k, knob in enumerate(self.space.knobs if form.metric.unit != "fraction" else ()):
+            label = form.like or metric
+            effects = np.array([self._effect(label, knob.name, choice) for choice in knob.choices])
             if knob.neutral is not None:  # trials from before the knob was added had its neutral value
-                effects -= self._effect(metric, knob.name, knob.neutral)
+                effects -= self._effect(label, knob.name, knob.neutral)
             log_cost = log_cost + effects[self.space.masked_NK[rows, k]]
         return np.asarray(np.exp(form.metric.sign * log_cost))
 
@@ -178,7 +185,7 @@ class SimulatedCluster:
 
     def _multipliers(self, form: ClosedForm, width: float) -> Array:
         """(P,) log multipliers: those that the form expects, each with its surprise."""
-        drawn = [self._normal("part", form.metric.name, name) for name in form.multipliers]
+        drawn = [self._normal("part", form.like or form.metric.name, name) for name in form.multipliers]
         return form.prior.mean_P + width * np.array(drawn)
 
     def _choose_ways(self, memory: MemoryForm) -> dict[str, float]:

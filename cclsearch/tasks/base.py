@@ -208,6 +208,18 @@ class Task:
         """The metric of other work that trials measure too: a winner that another trial beats there is warned of."""
         return None
 
+    def share_load(self, card: Card, share: float) -> Card | None:
+        """The card with about this share of its load; None if it has none that can be shared."""
+        return None
+
+    def describe_load(self, card: Card) -> str:
+        """The size of such a load: `20 requests/s`."""
+        return ""
+
+    def remark(self, card: StatedCard) -> list[str]:
+        """Lines about the card's work that a user should read before anything runs."""
+        return []
+
     def describe_work(self, card: Card) -> str:
         """The card's work in one phrase, for reports and prompts."""
         return ", ".join(f"{name} {value}" for name, value in card.work.items())

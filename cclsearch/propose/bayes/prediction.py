@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -13,12 +13,13 @@ from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.candidates import rank_rows
 from cclsearch.propose.bayes.ensemble import OTHER_RUN_NOISE
+from cclsearch.propose.bayes.excess import log_excess
 from cclsearch.propose.bayes.models import MetricModels
 from cclsearch.propose.bayes.refine import refine_predictor
 from cclsearch.propose.bayes.surrogate import CandidatePosterior, match_earlier
 from cclsearch.propose.observations import observed_rows
 from cclsearch.stats.calibration import Posterior
-from cclsearch.stats.closed_form import EXACT_ROWS, Prediction, Predictor, Rows, predict_space
+from cclsearch.stats.closed_form import EXACT_ROWS, LIKELY, Prediction, Predictor, Rows, predict_space
 from cclsearch.stats.kernel import Array
 from cclsearch.stats.one_thread import on_one_thread
 
@@ -57,8 +58,49 @@ def predict_posterior(view: SearchView, wanted: Rows | None = None) -> tuple[Pre
     prediction = _set_memory(_set_primary(rough, rows, own), models, rows, seen)
     others = {name: _spread_out(values_3m, rows, len(view.space)) for name, values_3m in found.items()}
     measured = frozenset(int(o.row) for o in seen if o.row is not None and o.value(view.primary.name))
-    theta_P = models.primary.most_likely.theta_P
-    return replace(prediction, measured=measured, others=others, theta_P=theta_P), predictor
+    prediction = replace(prediction, measured=measured, others=others, theta_P=models.primary.most_likely.theta_P)
+    known = {name: values_3N[0] for name, values_3N in others.items()} | {view.primary.name: prediction.value_N}
+    over = [log_excess(c, known[c.metric]) for c in view.objective.constraints if c.metric in known]
+    over_N = np.nan_to_num(np.sum(over, axis=0), nan=np.inf) if over else None
+    return replace(prediction, over_N=over_N), predictor
+
+
+@dataclass(frozen=True)
+class Limited:
+    """Rows that are likely to fit, the most promising of each number of accelerators, under the view's constraints."""
+
+    rows: Rows
+    over_n: Array
+    """Log of 1 + the excess over all constraints."""
+    values: Mapping[str, Array]
+    """Constrained metric -> its (n,) expected values."""
+    interval_2n: Array
+    """Ends of the 80 % interval of how fast each is, relative to what is expected: below 1, and above."""
+
+
+@on_one_thread
+def predict_limited(view: SearchView, most: int) -> Limited:
+    """Return the constraints' metrics of up to `most` rows for each number of accelerators."""
+    earlier, predictor = match_earlier(view), view.predictor
+    models = MetricModels(view, predictor, earlier)
+    ranked = rank_rows(models, view, predictor)
+    ranked = ranked[models.feasibility.predict(ranked)[1] >= LIKELY]
+    sizes = view.space.num_accelerators_N[ranked]
+    rows = np.concatenate([ranked[:0], *(ranked[sizes == size][:most] for size in np.unique(sizes))])
+    if predictor.refine is not None and len(rows):
+        thetas = {metric: models.ensemble(metric).most_likely.theta_P for metric in predictor.forms}
+        predictor = predictor.refine(predictor, thetas, rows)
+        models = MetricModels(view, predictor, earlier)
+    values, over, ratios = {}, np.zeros(len(rows)), np.ones((2, len(rows)))
+    for constraint in view.objective.constraints:
+        if (log_n := models.expect(constraint.metric, rows)) is not None:
+            values[constraint.metric] = np.exp(log_n)
+            over = over + log_excess(constraint, np.exp(log_n))
+    for name in {view.primary.name, *values} & set(predictor.forms):
+        values_3n = _predict_metric(models, name, rows, ())
+        wide = np.sort([values_3n[1] / values_3n[0], values_3n[0] / values_3n[2]], axis=0)
+        ratios = np.array([np.minimum(ratios[0], wide[0]), np.maximum(ratios[1], 1 / wide[0])])
+    return Limited(rows, over, values, ratios)
 
 
 def describe_expected(posterior: CandidatePosterior, m: int) -> str:

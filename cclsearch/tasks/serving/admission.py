@@ -24,6 +24,8 @@ from cclsearch.tasks.serving.contract import (
     ServingInput,
     ServingResult,
 )
+from cclsearch.tasks.serving.measurements import SERVED, measure_settling
+from cclsearch.tasks.serving.settling import KEPT_UP
 
 PARAMETERS_OFF = 0.02
 """Largest relative difference between the built parameters and the card's."""
@@ -66,7 +68,11 @@ def _find_wrong(evidence: ServingEvidence) -> Iterator[str]:
     for number, records in enumerate(list_loads(evidence)):
         of = f"load {number + 1}: "
         planned = _asked(evidence, number).requests
-        if sorted(record.number for record in records) != list(range(len(planned))):
+        if loads[number].ended_s is not None:
+            if not _was_behind(records):
+                yield f"{of}the script ended it early, but the server kept up with it"
+            planned, records = planned[: len(records)], [record for record in records if not record.error]
+        elif sorted(record.number for record in records) != list(range(len(planned))):
             yield f"{of}{len(records)} requests were logged; each of the {len(planned)} must be once"
             return
         failed = [record for record in records if record.error]
@@ -81,6 +87,11 @@ def _find_wrong(evidence: ServingEvidence) -> Iterator[str]:
             ):
                 if got != want:
                     yield f"{of}the {what} of request {record.number} has {count_of(got, 'token')}; {want} were asked"
+
+
+def _was_behind(records: list[RequestRecord]) -> bool:
+    """Whether the log shows that a load which was ended could not be kept up with."""
+    return measure_settling(records).get(SERVED.name, 1.0) < KEPT_UP
 
 
 def _asked(evidence: ServingEvidence, number: int) -> AskedLoad:
@@ -201,6 +212,8 @@ MIN_SHARED = 10
 MAX_FIRST_TOKENS = 0.5
 """Share of the first tokens that may differ where the framework declares no bound for whole answers."""
 _DIGEST = 2**31
+NOT_ANSWERED = -1.0
+"""In place of an answer that a load that was ended early does not have."""
 
 
 class SameAnswers:
@@ -215,11 +228,14 @@ class SameAnswers:
     tolerated = frozenset({"load", "window", "constraints"})
 
     def read(self, payload: ServingInput, result: ServingResult) -> tuple[float, ...]:
-        found = {(r.is_warm_up, r.number): r for r in result.requests if r.load == 0 and not r.error}
+        found = {(r.is_warm_up, r.number): r for r in result.requests if r.load == 0}
         values = []
         for place in _list_compared(payload):
             record = found.get(place)
-            if record is None or record.first_token_id is None or record.token_ids_sha256 is None:
+            if result.loads[0].ended_s is not None and (record is None or record.error):
+                values.append(NOT_ANSWERED)
+                continue
+            if record is None or record.error or record.first_token_id is None or record.token_ids_sha256 is None:
                 return ()
             values.append(record.first_token_id + int(record.token_ids_sha256, 16) % _DIGEST / _DIGEST)
         return tuple(values)
@@ -264,7 +280,8 @@ def choose_requests(count: int) -> list[int]:
 
 def count_others(mine: Sequence[float], others: Sequence[float]) -> Deviation:
     """The share of the answers that are not the same; one of fewer than `MIN_SHARED` may be a near tie."""
-    differing = [n for n, (a, b) in enumerate(zip(mine, others, strict=True)) if a != b]
+    both = enumerate(zip(mine, others, strict=True))
+    differing = [n for n, (a, b) in both if a != b and NOT_ANSWERED not in (a, b)]
     if len(differing) <= (len(mine) < MIN_SHARED):
         return Deviation()
     return Deviation(len(differing) / len(mine), differing[0])
@@ -272,7 +289,8 @@ def count_others(mine: Sequence[float], others: Sequence[float]) -> Deviation:
 
 def count_other_firsts(mine: Sequence[float], others: Sequence[float]) -> Deviation:
     """Return the share of answers with another first token; a note counts the answers that differ later."""
-    differing = [n for n, (a, b) in enumerate(zip(mine, others, strict=True)) if int(a) != int(b)]
+    both = enumerate(zip(mine, others, strict=True))
+    differing = [n for n, (a, b) in both if int(a) != int(b) and NOT_ANSWERED not in (a, b)]
     later = sum(a != b for a, b in zip(mine, others, strict=True)) - len(differing)
     note = f" in their first tokens; {later} of {len(mine)} differ later"
     return Deviation(len(differing) / len(mine), differing[0] if differing else 0, note)

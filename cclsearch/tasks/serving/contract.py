@@ -115,6 +115,8 @@ class MeasuredLoad(Model):
     concurrency: PositiveCount | None = None
     request_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Requests per second that were asked."""
+    ended_s: Seconds | None = None
+    """When the script ended requests at a rate that the server had fallen behind: the others were not answered."""
     window_s: Seconds | None = None
     """Seconds from the first arrival to the last end, by a clock other than the log's."""
     metrics: dict[Annotated[str, Field(max_length=200)], Number] = Field(default={}, max_length=1000)

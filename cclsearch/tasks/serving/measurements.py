@@ -14,6 +14,7 @@ import numpy as np
 from cclsearch.core.metrics import NUM_ACCELERATORS, Direction, MetricInfo
 from cclsearch.scoring.catalog import ENERGY, HEADROOM, MEMORY, NO_ENERGY, SIZE, result_metric
 from cclsearch.tasks.serving.contract import RequestRecord
+from cclsearch.tasks.serving.settling import KEPT_UP, find_kept_share
 
 _LOW, _HIGH = Direction.MINIMIZE, Direction.MAXIMIZE
 _NO_REQUESTS = "no request was measured, or the source does not state it"
@@ -69,6 +70,11 @@ LOAD_METRICS: tuple[MetricInfo, ...] = (
     result_metric("concurrency", "requests", _HIGH, "the load has no fixed concurrency", label="concurrency"),
     *SERVER_METRICS,
 )
+SERVED = result_metric(
+    "served_fraction", "fraction", _HIGH, "the load has no rate, or too few requests",
+    label="share of the arriving requests that it keeps up with", heading="kept up",
+)  # fmt: skip
+"""Of requests that arrive at a rate (`settling.py`)."""
 OTHER_LOAD = "other_load_"
 """Begins the names of metrics of the second load."""
 OTHER_LOAD_METRICS = tuple(
@@ -134,6 +140,26 @@ def measure_load(
     if metrics.get("tpot_mean_s"):
         metrics["output_tokens_per_s_per_user"] = 1 / metrics["tpot_mean_s"]
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+
+
+def measure_settling(records: Sequence[RequestRecord]) -> dict[str, float]:
+    """`SERVED` of the measured requests of a load with a rate; empty if there are too few."""
+    sent = [r for r in records if not r.is_warm_up]
+    firsts = [next(iter(r.token_times_s), math.inf) for r in sent]
+    ends = [math.inf if r.error else r.end_s for r in sent]
+    kept = find_kept_share(np.array([r.arrival_s for r in sent]), np.array(firsts), np.array(ends))
+    return {SERVED.name: kept} if math.isfinite(kept) else {}
+
+
+def describe_settling(metrics: Mapping[str, float], ended_s: float | None) -> list[str]:
+    """Return a sentence on a load that the server does not keep up with; none if it does."""
+    kept, ended = (
+        metrics.get(SERVED.name, 1.0),
+        "" if ended_s is None else f"; the load was ended after {ended_s:.3g} s",
+    )
+    if kept >= KEPT_UP:
+        return []
+    return [f"the load does not settle: the server keeps up with {kept:.0%} of the arriving requests{ended}"]
 
 
 def find_rates(

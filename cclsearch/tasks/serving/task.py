@@ -36,10 +36,13 @@ from cclsearch.tasks.serving.measurements import (
     OTHER_LOAD,
     OTHER_LOAD_METRICS,
     REPORTED,
+    SERVED,
     THROUGHPUT,
     choose_load,
     derive_energy,
+    describe_settling,
     measure_load,
+    measure_settling,
 )
 from cclsearch.tasks.serving.workload import (
     SERVING_FIELDS,
@@ -50,12 +53,14 @@ from cclsearch.tasks.serving.workload import (
     draw_requests,
     find_arrival,
     find_other_card,
+    find_rate,
     hash_trace,
     is_recorded_load,
     limit_work,
     read_limits,
     read_load_choice,
     read_targets,
+    remark_load,
 )
 
 if TYPE_CHECKING:
@@ -159,7 +164,8 @@ class RequestTask(Task):
         found = diagnose_load(
             records, loads[own[best]], evidence.payload.config, asked, evidence.payload.shared_prefix_tokens
         )
-        return Diagnosed((*found.sentences, *traced.sentences), found.seconds_by_cause)
+        settled = describe_settling(loads[own[best]], evidence.result.loads[own[best]].ended_s)
+        return Diagnosed((*settled, *found.sentences, *traced.sentences), found.seconds_by_cause)
 
     def choose_load(self, card: Card, loads: Sequence[Mapping[str, float]]) -> int | None:
         return choose_load(loads, read_limits(card.work), read_load_choice(card.work))
@@ -189,6 +195,7 @@ class RequestTask(Task):
                 own = {name: value for name, value in metrics.items() if name in REPORTED}
                 measured = own | measure_load(records, accelerators, targets)
                 measured |= derive_energy(measured)
+                measured |= {} if load.request_rate is None else measure_settling(records)
                 metrics = {name: value for name, value in measured.items() if name in known}
             if load.concurrency is not None:
                 metrics["concurrency"] = float(load.concurrency)
@@ -218,7 +225,7 @@ class ServingTask(RequestTask):
     """Serves a decoder-only transformer to clients; latency and throughput of a load are measured."""
 
     name = "serving"
-    metrics = (*RequestTask.metrics, *OTHER_LOAD_METRICS)
+    metrics = (*RequestTask.metrics, SERVED, *OTHER_LOAD_METRICS)
     highlights = (*RequestTask.highlights, OTHER_LOAD + THROUGHPUT)
     card_fields = SERVING_FIELDS
     loads: Mapping[str, str] = {"concurrency": "concurrency"}
@@ -264,6 +271,23 @@ class ServingTask(RequestTask):
         if other is None:
             return None
         return self.metric(OTHER_LOAD + (THROUGHPUT if find_arrival(other) is Arrival.CLOSED else "e2e_mean_s"))
+
+    def share_load(self, card: Card, share: float) -> Card | None:
+        rate, clients = find_rate(card), card.work.get("concurrency")
+        if rate is not None:
+            changed: dict[str, float] = {"request_rate": rate * share, "num_requests": 0}
+        elif find_arrival(card) is Arrival.CLOSED and clients and "max_concurrency" not in card.work:
+            changed = {"concurrency": max(1, round(float(clients) * share))}
+        else:
+            return None
+        return card.model_copy(update={"work": Config({**card.work, **changed})})
+
+    def describe_load(self, card: Card) -> str:
+        rate = find_rate(card)
+        return f"{card.work.get('concurrency')} requests at once" if rate is None else f"{rate:.3g} requests/s"
+
+    def remark(self, card: StatedCard) -> list[str]:
+        return remark_load(card)
 
     def describe_work(self, card: Card) -> str:
         """The load: `1024 tokens in and 128 out, 64 requests at once, ttft_p99_s <= 0.5`."""

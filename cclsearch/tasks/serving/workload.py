@@ -26,12 +26,14 @@ from cclsearch.tasks.serving.measurements import (
     LATENCY_METRICS,
     LIMITED,
     OTHER_LOAD,
+    SERVED,
     THROUGHPUT,
     Bounds,
 )
+from cclsearch.tasks.serving.settling import KEPT_UP, find_least_s
 
 AnyCard = TypeVar("AnyCard", bound=StatedCard)
-MAX_REQUESTS = 20_000
+MIN_REQUESTS, MAX_REQUESTS = 32, 20_000
 LENGTHS = ("fixed", "uniform", "lognormal")
 _AT_MOST, _AT_LEAST = "at_most.", "at_least."
 _TARGET = "target."
@@ -89,7 +91,7 @@ SERVING_FIELDS = (
     _data("burstiness", FieldKind.NUMBER, maximum=100),
     _data("lengths", FieldKind.TEXT),
     _data("length_spread", FieldKind.NUMBER, maximum=10),
-    _data("num_requests", FieldKind.COUNT, maximum=MAX_REQUESTS),
+    _data("num_requests", FieldKind.COUNT0, maximum=MAX_REQUESTS),
     _data("warmup_requests", FieldKind.COUNT, maximum=MAX_REQUESTS),
     _data("request_trace", FieldKind.TEXT),
     _data("dataset", FieldKind.TEXT),
@@ -126,9 +128,13 @@ def read_targets(work: Config) -> dict[str, float]:
 
 
 def constrain(card: StatedCard, objective: Objective, units: dict[str, str | None]) -> Objective:
-    """The objective with the card's limits as constraints, unless it bounds a metric as tightly itself."""
+    """The objective with the card's limits as constraints, unless it bounds a metric as tightly itself; requests that
+    arrive at a rate for long enough to settle must also be kept up with."""
     bounded = read_limits(limit_work(Config(), objective))
     added = []
+    if can_settle(card) and SERVED.name not in objective.needed_metrics:
+        missing = "requests arrive at a rate, which must be kept up with"
+        added.append(Constraint(metric=SERVED.name, at_least=KEPT_UP, is_implied=True, missing=missing))
     for metric, (least, most) in read_limits(card.work).items():
         low, high = bounded.get(metric, (None, None))
         least = None if least is None or (low is not None and low >= least) else least
@@ -273,7 +279,7 @@ def draw_requests(card: StatedCard, seed: int) -> tuple[PlannedRequest, ...]:
     if arrival is Arrival.TRACE:
         return read_request_trace(card)
     require_numbers(card, "input_len", "output_len")
-    number = count_requests(work)
+    number = count_requests(work, find_rate(card))
     rng = np.random.default_rng([seed, 20])
     lengths = [_draw_lengths(rng, work, int(work[name]), number) for name in ("input_len", "output_len")]
     intervals = np.zeros(number)
@@ -288,10 +294,38 @@ def draw_requests(card: StatedCard, seed: int) -> tuple[PlannedRequest, ...]:
     )
 
 
-def count_requests(work: Config) -> int:
-    """The requests of a load that is not a trace."""
-    concurrency = int(work.get("max_concurrency", work.get("concurrency", 1)))
-    return int(work.get("num_requests", min(MAX_REQUESTS, max(4 * concurrency, 32))))
+def count_requests(work: Config, rate: float | None = None) -> int:
+    """The requests of a load that is not a trace: as stated, else as settle at that rate, or four per client."""
+    clients = int(work.get("max_concurrency", work.get("concurrency", 1)))
+    least = 4 * clients if rate is None else math.ceil(rate * find_least_s(work))
+    return int(work.get("num_requests") or min(MAX_REQUESTS, max(least, MIN_REQUESTS)))
+
+
+def find_rate(card: StatedCard) -> float | None:
+    """The requests per second of a load that is not a trace; None for a closed loop."""
+    is_open = find_arrival(card) not in (Arrival.CLOSED, Arrival.TRACE)
+    return float(card.work["request_rate"]) if is_open and "request_rate" in card.work else None
+
+
+def can_settle(card: StatedCard) -> bool:
+    """Whether requests arrive at a rate for long enough to see if a server keeps up with them: half of what settles."""
+    rate = find_rate(card)
+    if rate is None or card.recording is not None:
+        return False
+    return count_requests(card.work, rate) / rate >= find_least_s(card.work) / 2
+
+
+def remark_load(card: StatedCard) -> list[str]:
+    """Lines on how many requests arrive at a rate, and whether these are enough to settle."""
+    if (rate := find_rate(card)) is None:
+        return []
+    number, least_s = count_requests(card.work, rate), find_least_s(card.work)
+    said = f"the load is {number:,} requests in {number / rate:.3g} s at {rate:g} requests/s"
+    if number >= min(rate * least_s, MIN_REQUESTS) and number / rate >= 0.99 * least_s:
+        return [said]
+    more = ": leave num_requests out, or --set num_requests=0" if card.work.get("num_requests") else ""
+    needed = f"{math.ceil(rate * least_s):,} requests ({least_s:.3g} s) settle{more}"
+    return [f"{said}: it does not settle, so its latencies are those of a burst; {needed}"]
 
 
 def _draw_lengths(rng: np.random.Generator, work: Config, mean: int, number: int) -> np.ndarray:
@@ -329,7 +363,7 @@ def read_request_trace(card: StatedCard) -> tuple[PlannedRequest, ...]:
     frozen = card.work.get("request_trace_sha256")
     if frozen is not None and hash_trace(card) != frozen:
         raise UserError(f"{path}: the request trace has changed since the search began")
-    most = int(card.work.get("num_requests", MAX_REQUESTS))
+    most = int(card.work.get("num_requests") or MAX_REQUESTS)
     found: list[PlannedRequest] = []
     first_s = before_s = -math.inf
     try:

@@ -26,9 +26,9 @@ from cclsearch.tasks.serving.closed_form.memory import make_memory_form
 from cclsearch.tasks.serving.closed_form.replica import Array
 from cclsearch.tasks.serving.closed_form.steady_state import Served, serve, serve_open
 from cclsearch.tasks.serving.closed_form.steps import LOAD_PRIORS, MULTIPLIERS, PRIOR, SHARES, TPOT, TTFT, LoadParts
-from cclsearch.tasks.serving.measurements import LOAD_METRICS, THROUGHPUT
-from cclsearch.tasks.serving.simulation.refine import make_refinement, read_load
-from cclsearch.tasks.serving.workload import read_limits
+from cclsearch.tasks.serving.measurements import LATENCY_METRICS, LOAD_METRICS, SERVED, THROUGHPUT
+from cclsearch.tasks.serving.simulation.refine import find_latency_form, make_refinement, read_load
+from cclsearch.tasks.serving.workload import can_settle, read_limits
 
 # A whole server's error is mostly common to its works (benchmarks/newdevice.md; our choice).
 TRANSFER_SD_P, TRANSFER_RESIDUAL = np.array([0.2 * (name == "scale") for name in MULTIPLIERS]), 0.5
@@ -91,13 +91,22 @@ def make_predictor(card: Card, space: Space, concurrency: float | None) -> Predi
         parts_key="accelerator_s_per_token", heading="tokens/s",
     )  # fmt: skip
     chooses = arrivals is None and len(clients) > 1
+    forms = {
+        THROUGHPUT: whole,
+        TPOT: form(metrics[TPOT], lambda served: served.tpot_s),
+        TTFT: form(metrics[TTFT], lambda served: served.ttft_s),
+    }
+    if can_settle(card):
+        # capacity follows from the multipliers: only these are uncertain
+        prior = replace(PRIOR, shape=PRIOR.shape.scaled(0.01), noise=0.003)
+        forms[SERVED.name] = replace(
+            form(SERVED, lambda served: np.asarray(1 / served.served)), prior=prior, heading="kept up", like=THROUGHPUT
+        )
+        bounded = [metric for metric in LATENCY_METRICS if metric.name in read_limits(card.work)]
+        forms = {m.name: find_latency_form(forms, m, lengths[1])[0] for m in bounded} | forms
     predictor = Predictor(
         features=read_features(space),
-        forms={
-            THROUGHPUT: whole,
-            TPOT: form(metrics[TPOT], lambda served: served.tpot_s),
-            TTFT: form(metrics[TTFT], lambda served: served.ttft_s),
-        },
+        forms=forms,
         memory=make_memory_form(card, at, sum(lengths)),
         derived=_derive_all(at.accelerators),
         loads=_predict_loads(card, space, compute, tuple(clients), loads.measured_LN.T) if chooses else None,

@@ -31,6 +31,8 @@ class Served:
     ttft_s: Array
     parts: dict[str, Array]
     """Part -> its share of the cost."""
+    served: Array | float = 1.0
+    """Share of the arriving requests that are kept up with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +206,8 @@ def serve_open(loads: LoadParts, theta: Array, arrivals: Arrivals) -> Served:
     cost = loads.accelerators[0] * window / (arrivals.count * tokens)
     shares = {"prefill": busy, **{n: (1 - busy) * at(v) / step for n, v in times.step_parts.items()}}
     total = np.sum(list(shares.values()), axis=0)
-    return Served(cost, tpot, ttft + behind, {name: cost * shares[name] / total for name in SHARES})
+    parts = {name: cost * shares[name] / total for name in SHARES}
+    return Served(cost, tpot, ttft + behind, parts, rate / arrivals.rate)
 
 
 @dataclass(frozen=True, eq=False)

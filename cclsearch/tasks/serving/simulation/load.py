@@ -19,7 +19,8 @@ from cclsearch.tasks.serving.closed_form.memory import count_cached_tokens
 from cclsearch.tasks.serving.closed_form.replica import Array, Replica
 from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, StepCosts, read_costs
 from cclsearch.tasks.serving.contract import PlannedRequest
-from cclsearch.tasks.serving.measurements import GOODPUT, PERCENTS, find_rates, summarize
+from cclsearch.tasks.serving.measurements import GOODPUT, PERCENTS, SERVED, find_rates, summarize
+from cclsearch.tasks.serving.settling import find_kept_share
 from cclsearch.tasks.serving.simulation.batching import answer_all
 from cclsearch.tasks.serving.simulation.step_times import ENDLESS, Answered, Engines, Ints, Requests, StepTimes
 
@@ -154,6 +155,9 @@ def _measure(
         "kv_cache_use_peak": answered.peak.reshape(-1, count).max(axis=1),
         "tokens_per_step": (answered.tokens.reshape(-1, count).sum(1) / answered.steps.reshape(-1, count).sum(1)),
     }
+    if load.clients is None:
+        kept = np.array([find_kept_share(*each) for each in zip(arrival, first, end, strict=True)])
+        found[SERVED.name] = np.nan_to_num(kept, nan=1.0)
     for name, values in latencies.items():
         if values.shape[1]:
             found |= summarize(name, values, axis=1)
@@ -164,12 +168,12 @@ def _measure(
     if cached.any():
         found["prefix_cache_hit_rate"] = np.minimum(cached[:, None], given - 1).sum(axis=1) / given.sum()
     if "itl" not in load.targets:
-        kept = [latencies[name] <= most for name, most in load.targets.items() if name != "tpot"]
+        good_in = [latencies[name] <= most for name, most in load.targets.items() if name != "tpot"]
         if "tpot" in load.targets:
             good = np.ones(first.shape, dtype=bool)
             good[:, asked > 1] = tpot <= load.targets["tpot"]
-            kept.append(good)
-        number = np.logical_and.reduce(kept).sum(axis=1) if kept else np.full(len(window), len(asked))
+            good_in.append(good)
+        number = np.logical_and.reduce(good_in).sum(axis=1) if good_in else np.full(len(window), len(asked))
         found[GOODPUT] = number / window
     return found
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
+from cclsearch.core.metrics import MetricInfo
 from cclsearch.stats.calibration import ParametricModel, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Predictor, Rows
 from cclsearch.stats.columns import take_rows
@@ -23,9 +24,9 @@ from cclsearch.tasks.serving.closed_form.replica import Array
 from cclsearch.tasks.serving.closed_form.steady_state import Arrivals, read_arrivals
 from cclsearch.tasks.serving.closed_form.steps import LOAD_PRIORS, MULTIPLIERS, TPOT, TTFT
 from cclsearch.tasks.serving.contract import Arrival
-from cclsearch.tasks.serving.measurements import LATENCY_METRICS, THROUGHPUT
+from cclsearch.tasks.serving.measurements import LATENCY_METRICS, SERVED, THROUGHPUT
 from cclsearch.tasks.serving.simulation.load import Simulated, SimulatedLoad, Simulator
-from cclsearch.tasks.serving.workload import count_requests, draw_requests, find_arrival, read_targets
+from cclsearch.tasks.serving.workload import count_requests, draw_requests, find_arrival, find_rate, read_targets
 
 MAX_ROWS = 256
 """Rows that are simulated: those that the closed forms put first."""
@@ -79,7 +80,7 @@ def read_load(card: Card, concurrency: float | None) -> PredictedLoad | None:
     most = float(work["max_concurrency"]) if "max_concurrency" in work else concurrency
     if most is not None:
         return PredictedLoad(lengths, None, most, is_uniform=work.get("lengths", "fixed") == "fixed")
-    rate = read_arrivals(work, arrival, count_requests(work))
+    rate = read_arrivals(work, arrival, count_requests(work, find_rate(card)))
     return None if rate is None else PredictedLoad(lengths, rate, None, is_uniform=False)
 
 
@@ -131,16 +132,13 @@ def _lean_forms(
     predictor: Predictor, load: PredictedLoad, thetas: Mapping[str, Array], rows: Rows, simulated: Mapping[str, Array]
 ) -> dict[str, ClosedForm]:
     """Return the closed forms, corrected by the simulation."""
-    forms, answer = predictor.forms, load.lengths[1]
+    forms = predictor.forms
     size = len(predictor.features)
-    tpot, ttft = forms[TPOT].log_cost, forms[TTFT].log_cost
-
-    def whole(own: Rows) -> RowModel:
-        of_tpot, of_ttft = tpot(own), ttft(own)
-        return lambda theta: np.log(np.exp(of_ttft(theta)) + np.exp(of_tpot(theta)) * (answer - 1))
-
-    bases = {"ttft": (ttft, TTFT), "e2e": (whole, TPOT), "tpot": (tpot, TPOT), "itl": (tpot, TPOT)}
     found = dict(forms)
+    if SERVED.name in forms:
+        kept = forms[SERVED.name]
+        lean = _find_lean(1 / simulated[SERVED.name], kept.log_cost(rows)(thetas[SERVED.name]), rows, size)
+        found[SERVED.name] = replace(kept, log_cost=_lean(kept.log_cost, lean))
     if not load.is_uniform:
         cost = forms[THROUGHPUT]
         lean = _find_lean(1 / simulated[THROUGHPUT], cost.log_cost(rows)(thetas[THROUGHPUT]), rows, size)
@@ -150,19 +148,32 @@ def _lean_forms(
             split=split and (lambda theta: {n: part * np.exp(lean) for n, part in split(theta).items()}),
         )  # fmt: skip
     for metric in LATENCY_METRICS:
-        base, taught = bases[metric.name.split("_")[0]]
+        form, taught = find_latency_form(forms, metric, load.lengths[1])
         values = simulated.get(metric.name)
         if values is None or not (values > 0).all():
             continue
         if load.is_uniform:  # the means are those of the closed forms
             expected = np.log(simulated[f"{metric.name.split('_')[0]}_mean_s"])
         else:
-            expected = base(rows)(thetas[taught])
-        lean = _find_lean(values, expected, rows, size)
-        prior = replace(forms[taught].prior, shape=LATENCY_SHAPE, noise=LATENCY_NOISE)
-        known = forms.get(metric.name) or ClosedForm(metric, MULTIPLIERS, prior, base, heading=metric.unit or "")
-        found[metric.name] = replace(known, log_cost=_lean(known.log_cost, lean))
+            expected = form.log_cost(rows)(thetas[taught])
+        found[metric.name] = replace(form, log_cost=_lean(form.log_cost, _find_lean(values, expected, rows, size)))
     return found
+
+
+def find_latency_form(forms: Mapping[str, ClosedForm], metric: MetricInfo, answer: float) -> tuple[ClosedForm, str]:
+    """Return the closed form of a latency of answers of so many tokens, which is its mean's if it has none of its own,
+    and the metric whose multipliers it has."""
+    tpot, ttft = forms[TPOT].log_cost, forms[TTFT].log_cost
+
+    def whole(own: Rows) -> RowModel:
+        of_tpot, of_ttft = tpot(own), ttft(own)
+        return lambda theta: np.log(np.exp(of_ttft(theta)) + np.exp(of_tpot(theta)) * (answer - 1))
+
+    bases = {"ttft": (ttft, TTFT), "e2e": (whole, TPOT), "tpot": (tpot, TPOT), "itl": (tpot, TPOT)}
+    base, taught = bases[metric.name.split("_")[0]]
+    prior = replace(forms[taught].prior, shape=LATENCY_SHAPE, noise=LATENCY_NOISE)
+    own = ClosedForm(metric, MULTIPLIERS, prior, base, heading=metric.unit or "", like=taught)
+    return forms.get(metric.name, own), taught
 
 
 def _find_lean(values: Array, log_expected: Array, rows: Rows, size: int) -> Array:
