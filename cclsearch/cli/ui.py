@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 
 from cclsearch.core.errors import UserError
 from cclsearch.run.catalog import runs_folder
+from cclsearch.ui.app import serve_runs
+from cclsearch.ui.guard import Permissions
 
 
 def run(args: argparse.Namespace) -> None:
-    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
-        raise UserError(
-            "starlette or uvicorn is not installed: run `pip install 'ccl-search[ui]'` or"
-            " `pip install starlette uvicorn`"
-        )
-    from cclsearch.ui.app import serve
-    from cclsearch.ui.guard import Permissions
-
     runs = runs_folder(args.runs)
     if not runs.is_dir():
         raise UserError(f"{str(runs)!r} is not a folder: name the folder of runs with --runs, or start a search first")
     allowed = Permissions(notes=args.allow_notes or args.allow_start, start=args.allow_start)
-    serve(
+    serve_runs(
         runs, args.port, allowed, lambda address: print(f"{runs}: {address}  (Ctrl-C ends it, no search)", flush=True)
     )
     print()

@@ -19,6 +19,7 @@ from cclsearch.card.model import Card
 from cclsearch.card.task import TASKS
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
+from cclsearch.core.numbers import parse_number
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage, Value
@@ -30,6 +31,12 @@ from cclsearch.space.table import Space
 
 Measure = Callable[[dict[str, Value]], float | Mapping[str, float]]
 """Measures one configuration: its primary metric (of training: seconds of a step), or metrics by name with that one."""
+
+
+def ELSEWHERE(config: dict[str, Value]) -> float:
+    """Is given in place of a function if `ccl-search tell` brings the results; it is never called."""
+    raise AssertionError(config)
+
 
 _MESSAGE_LENGTH = 500
 _running: dict[Path, tuple[Handle, threading.Thread]] = {}
@@ -73,7 +80,7 @@ class InProcessLauncher(InstantLauncher):
         if function is None:
             raise UserError(
                 f"the trials of {run_id!r} are measured by a function of Python, which only its program has: continue"
-                f" with `cclsearch.resume({run_id!r}, measure)` there"
+                f" with `cclsearch.resume({run_id!r}, measure)` there, or `ccl-search ask {run_id}`"
             )
         self._function = function
 
@@ -106,6 +113,8 @@ class InProcessLauncher(InstantLauncher):
         """Call the function: at once, or in a thread of its own if several may run."""
         try:
             clear_results(job.trial_dir, STDERR_FILE)
+            if self._function is ELSEWHERE:
+                return handle
             if self.max_parallel == 1:
                 self.is_measuring = True
                 self._measure(job)
@@ -123,8 +132,8 @@ class InProcessLauncher(InstantLauncher):
         running = _running.get(handle.trial_dir)  # before the result is looked for: a thread writes it, then ends
         if (handle.trial_dir / RESULT_FILE).is_file():
             return JobStatus(state=JobState.DONE)
-        if running is not None and running[1].is_alive():
-            return JobStatus(state=JobState.RUNNING, note="the function runs")
+        if self._function is ELSEWHERE or (running is not None and running[1].is_alive()):
+            return JobStatus(state=JobState.RUNNING, note="it is being measured")
         ended = "the process that called the function ended before it returned"
         return JobStatus.failed(FailureKind.NODE_FAILED, ended)
 
@@ -161,6 +170,20 @@ def _make_result(card: Card, returned: object) -> TrialResult:
     except (_BadReturn, ValidationError) as error:
         text = f"measure(config) returned {one_line(redact(repr(returned)), 120)}: {one_line(str(error), 300)}"
         return _make_failed(card, Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=text))
+
+
+def read_told(card: Card, value: float | None, metrics: Sequence[str], failure: str | None) -> TrialResult:
+    """Return the result that `ccl-search tell` states; raises UserError for one that is not a measurement."""
+    if failure is not None:
+        text = one_line(redact(failure), _MESSAGE_LENGTH)
+        return _make_failed(card, Failure(stage=Stage.RUN, kind=classify_text(text), message=text))
+    primary = TASKS.get(card.task).primary
+    pairs = [pair.partition("=") for pair in metrics] + ([(primary, "=", str(value))] if value is not None else [])
+    try:
+        given = {name: parse_number(text) for name, _, text in pairs}
+        return make_result(card, _read_metrics(given, primary), status=RunStatus.OK, caller=True)
+    except ValueError as error:
+        raise UserError(f"the result is not a measurement: {one_line(str(error), 300)}") from None
 
 
 class _BadReturn(ValueError):

@@ -135,7 +135,7 @@ class JobRunner:
 
     def _adopt_recorded(self, writer: RunWriter, trial: Trial) -> None:
         """Record the end of a job whose files a killed search had moved, and the loss of a job of another run."""
-        handle = self._handle(writer, trial)
+        handle = self.handle(writer, trial)
         ended = read_published(handle.trial_dir)
         if ended is None and not is_own_handle(cast(Handle, trial.handle), writer.folder.absolute()):
             if has_job_file(handle.trial_dir / RESULT_FILE):
@@ -146,10 +146,10 @@ class JobRunner:
         if ended is not None:
             self._judge(writer, trial, ended)
 
-    def start_waiting(self, writer: RunWriter) -> None:
-        """Submit the proposed trials that have no job, all in one call, and no more than may run at once."""
+    def start_waiting(self, writer: RunWriter, *, more: int = 0) -> None:
+        """Submit the proposed trials that have no job, all in one call, and `more` than may run at once at most."""
         waiting = [trial for trial in writer.state.unfinished if trial.handle is None]
-        waiting = waiting[: max(self._most_at_once - len(self._running(writer)), 0)]
+        waiting = waiting[: max(self._most_at_once + more - len(self._running(writer)), 0)]
         if not waiting:
             return
         jobs = []
@@ -178,8 +178,8 @@ class JobRunner:
         running = self._running(writer)
         for trial in running:
             self._watch(writer, trial)
-            self._record_windows(writer, trial, self._handle(writer, trial).trial_dir)
-        statuses = self.launcher.poll([self._handle(writer, trial) for trial in running])
+            self._record_windows(writer, trial, self.handle(writer, trial).trial_dir)
+        statuses = self.launcher.poll([self.handle(writer, trial) for trial in running])
         self.statuses.clear()
         self.statuses.update({trial.number: status for trial, status in zip(running, statuses, strict=True)})
         for trial, status in zip(running, statuses, strict=True):
@@ -192,7 +192,7 @@ class JobRunner:
     def shut_down(self, writer: RunWriter, stop: StopSignal) -> None:
         """Cancel the running jobs, unless they are to be left; record the jobs that finished meanwhile either way."""
         running = self._running(writer)
-        handles = [self._handle(writer, trial) for trial in running]
+        handles = [self.handle(writer, trial) for trial in running]
         if handles and not stop.leave_jobs:
             statuses = self.launcher.poll(handles)
             self.launcher.cancel(handles)
@@ -212,7 +212,7 @@ class JobRunner:
     def _running(self, writer: RunWriter) -> list[Trial]:
         return [trial for trial in writer.state.unfinished if trial.handle is not None]
 
-    def _handle(self, writer: RunWriter, trial: Trial) -> Handle:
+    def handle(self, writer: RunWriter, trial: Trial) -> Handle:
         """Return the trial's handle, with its paths where the run is now."""
         return move_handle(cast(Handle, trial.handle), writer.folder.absolute())
 
@@ -229,7 +229,7 @@ class JobRunner:
 
     def _collect(self, writer: RunWriter, trial: Trial, status: JobStatus) -> None:
         """Judge a finished job, once its end is certain."""
-        handle = self._handle(writer, trial) if trial.handle is not None else None
+        handle = self.handle(writer, trial) if trial.handle is not None else None
         if handle is not None and (status.failure is not None or not has_job_file(handle.trial_dir / RESULT_FILE)):
             # A finished job has no result also while its file system is unavailable.
             writer.check_present()
@@ -248,7 +248,7 @@ class JobRunner:
             self._retry_failed(writer, trial, failure)
             return
         job = self._job(writer, trial, max(trial.attempt, 1))
-        folder = self._handle(writer, trial).trial_dir if trial.handle is not None else job.trial_dir
+        folder = self.handle(writer, trial).trial_dir if trial.handle is not None else job.trial_dir
         publish_attempt(writer.trial_folder(trial.number), folder, status)
         effects = task_of(self.spec.card).load_effects
         if trial.opens_window:
@@ -269,7 +269,7 @@ class JobRunner:
         if trial.opens_window:
             other = writer.state.trials[trial.recomputes].outcome if trial.recomputes is not None else None
             nonce = other.nonce if other else ""
-            self.keeper.watch(self._handle(writer, trial).trial_dir, trial.timed, first=nonce, is_new=is_new)
+            self.keeper.watch(self.handle(writer, trial).trial_dir, trial.timed, first=nonce, is_new=is_new)
 
     def _record_windows(self, writer: RunWriter, trial: Trial, folder: Path) -> None:
         """Record the windows that opened since the last look."""
@@ -302,10 +302,10 @@ class JobRunner:
     ) -> None:
         """Record that the trial is retried, once its job is gone: a scheduler may start a job again that ended."""
         if trial.handle is not None:
-            self.keeper.end(self._handle(writer, trial).trial_dir)
+            self.keeper.end(self.handle(writer, trial).trial_dir)
         if trial.handle is not None and kind is not RetryKind.CANCELLED:
             try:
-                self.launcher.cancel([self._handle(writer, trial)])
+                self.launcher.cancel([self.handle(writer, trial)])
             except UnavailableError:
                 return  # the job may still run: it is polled again
         attempt = max(trial.attempt, 1)

@@ -17,8 +17,10 @@ from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.loop.growth import MAX_GROWTHS, level_of, list_openings, plan_growth
 from cclsearch.propose.agent.agent import Agent, make_agent
 from cclsearch.propose.agent.memory.evidence import TrialEvidence
+from cclsearch.propose.agent.memory.turn_records import TURNS_FOLDER
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
+from cclsearch.propose.agent.providers.outside import OutsideAgent
 from cclsearch.propose.agent.providers.prices import Price, parse_price
 from cclsearch.propose.agent.providers.spec import (
     find_address,
@@ -125,10 +127,12 @@ def _make_search_agent(spec: RunSpec, folder: Path) -> Agent:
     """The agent with the evidence of the run folder."""
     space, server = GrowingSpace(read_spec(folder)), connect_llm(spec.llm, spec.llm_options)
     server.reopen()
+    if isinstance(server.provider, OutsideAgent):
+        server.provider.open(folder / TURNS_FOLDER)
     return make_agent(
         server,
         options=read_options(spec),
-        timeout_s=read_timeout_s(read_effort(spec.llm_options)),
+        timeout_s=read_timeout_s(read_effort(spec.llm_options), parse_spec(spec.llm or "").kind),
         folder=folder,
         evidence=FolderEvidence(folder),
         explain=space.explain if spec.recording is None else None,
@@ -147,6 +151,7 @@ def read_options(spec: RunSpec) -> AgentOptions:
         ),
         anonymous=not spec.provenance.is_repeatable,
         goal=describe_goal(spec.objective, TASKS.get(spec.card.task).primary_metric),
+        proposer=spec.llm if spec.llm and spec.llm.startswith("mcp:") else "llm",
         seed_policy=str(seed_policy) if seed_policy else None,
         seed_program=str(options["seed_program"]) if options.get("seed_program") else None,
     )

@@ -304,7 +304,7 @@ def _fill_slots(writer: RunWriter, session: Session) -> SearchEnded | None:
         record_proposer_events(writer, session)
         if session.stop.is_set():
             return None  # what proposes was interrupted
-        num_accepted = _accept(writer, session, proposals[: min(slots, left)], taken_N)
+        num_accepted = accept_proposals(writer, session, proposals[: min(slots, left)], taken_N)
         if writer.state.wanted is not None:
             return None  # the space grows first
         if not num_accepted and (session.node_hours is None or not session.node_hours.ending):
@@ -318,7 +318,9 @@ def _explain_end(session: Session) -> SearchEnded:
     return SearchEnded(kind=kind, reason=reason or "the strategy has no further proposal")
 
 
-def _accept(writer: RunWriter, session: Session, proposals: Sequence[Proposal], taken_N: NDArray[np.bool_]) -> int:
+def accept_proposals(
+    writer: RunWriter, session: Session, proposals: Sequence[Proposal], taken_N: NDArray[np.bool_]
+) -> int:
     """Record valid new proposals, and an event for each other one; returns how many were valid."""
     accepted = 0
     for proposal in proposals:

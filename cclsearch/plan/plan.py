@@ -225,7 +225,8 @@ def _describe_llm(request: SearchRequest) -> tuple[str, ...]:
         return (f"{key} is not set: the search runs without an LLM",) if key else ()
     if request.sampler not in (None, DEFAULT_SAMPLER):
         return ()
-    return (f"no LLM is used (add one with {' or '.join(f'`--llm {word}:MODEL`' for word in list_kinds())})",)
+    words = " or ".join(f"`--llm {word}:MODEL`" for word, kind in list_kinds().items() if kind.key_name)
+    return (f"no LLM is used (add one with {words})",)
 
 
 NAMES = ("ccl-search", "__main__.py")

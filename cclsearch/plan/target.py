@@ -158,8 +158,8 @@ def _describe_lack(card: Card, hardware: Hardware, found: int) -> str:
 
 def _measure_here(threads: int) -> Target:
     note = (
-        "your function measures the trials in this process: no run script declares their work and no trace shows it, so"
-        " admission cannot check that; figures are marked caller-measured"
+        "your function, or `ccl-search tell`, measures the trials: no run script declares their work and no trace shows"
+        " it, so admission cannot check that; figures are marked caller-measured"
     )
     return Target(profile_from_mapping({"launcher": IN_PROCESS, "threads": threads}, name=IN_PROCESS), notes=(note,))
 

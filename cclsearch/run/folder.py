@@ -18,7 +18,7 @@ from cclsearch.core.content import trial_folder
 from cclsearch.core.errors import DamagedLedger, UserError
 from cclsearch.core.job_file import has_job_file
 from cclsearch.core.text import count_of
-from cclsearch.core.values import Config
+from cclsearch.core.values import Config, Provenance
 from cclsearch.record.event import EndKind, Event, SpaceGrown, explain_bad_lines
 from cclsearch.record.ledger import LEDGER_FILE, LedgerFollower
 from cclsearch.record.lock import FolderLock, is_locked
@@ -179,7 +179,8 @@ def resume_command(spec: RunSpec, state: RunState, name: str) -> str:
         return f"ccl-search resume {name} --max-node-hours {2 * limit:g}"
     left = max(spec.limits.budget, state.budget_raised_to) - state.num_spent
     is_used_up = left <= 0 and not state.num_unfinished and state.best is None
-    return f"ccl-search resume {name}" + (f" --budget {state.num_spent + spec.limits.budget}" if is_used_up else "")
+    verb = "ask" if spec.provenance is Provenance.CALLER else "resume"
+    return f"ccl-search {verb} {name}" + (f" --budget {state.num_spent + spec.limits.budget}" if is_used_up else "")
 
 
 def find_trial_inputs(path: Path) -> tuple[Card, Config] | None:

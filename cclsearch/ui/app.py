@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,6 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cclsearch.card.task import TASKS
@@ -293,19 +294,27 @@ def _end_now() -> None:
     os._exit(0)
 
 
-def serve(runs: Path, port: int, allowed: Permissions, say: Callable[[str], None]) -> None:
+def serve_runs(runs: Path, port: int, allowed: Permissions, say: Callable[[str], None]) -> None:
     """Serve a folder of runs; `say` gets the address. Raises UserError if the port cannot be used."""
+
+    def begin(address: str) -> None:
+        threading.Thread(target=page_script, daemon=True).start()  # bundled while the first page is read
+        warm_up()
+        say(address + (f"#token={allowed.token}" if allowed.any else ""))
+
+    serve(make_app(runs, allowed), port, begin)
+
+
+def serve(app: ASGIApp, port: int, begin: Callable[[str], None], *, lifespan: Literal["on", "off"] = "off") -> None:
+    """Serve an application; `begin` gets the address before. Raises UserError if the port cannot be used."""
     with _listen(port) as listener:
-        address = f"http://{HOST}:{listener.getsockname()[1]}/"
         config = uvicorn.Config(
-            make_app(runs, allowed), log_level="error", access_log=False, lifespan="off", server_header=False,
+            app, log_level="error", access_log=False, lifespan=lifespan, server_header=False,
             http=_Connection, ws="none", timeout_graceful_shutdown=1, h11_max_incomplete_event_size=32 * 1024,
         )  # fmt: skip
         for number in (signal.SIGINT, signal.SIGTERM):  # a background job of a script would ignore Ctrl-C
             signal.signal(number, signal.default_int_handler)
-        threading.Thread(target=page_script, daemon=True).start()  # bundled while the first page is read
-        warm_up()
-        say(address + (f"#token={allowed.token}" if allowed.any else ""))
+        begin(f"http://{HOST}:{listener.getsockname()[1]}/")
         with contextlib.suppress(KeyboardInterrupt):
             _Server(config).run(sockets=[listener])
 
@@ -319,5 +328,5 @@ def _listen(port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         why = getattr(error, "strerror", None) or "it is not a port"
-        raise UserError(f"port {port} cannot be used ({why}): choose another with --port (0: any free one)") from None
+        raise UserError(f"port {port} cannot be used ({why}): choose another (0: any free one)") from None
     return listener

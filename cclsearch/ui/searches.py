@@ -52,7 +52,7 @@ class StartedSearch:
         size = os.fstat(self.output.fileno()).st_size
         data = os.pread(self.output.fileno(), 4096, max(0, size - 4096))
         lines = redact(plain(data.decode(errors="replace"))).splitlines()
-        return one_line(next((line for line in reversed(lines) if line.strip()), ""), 400)
+        return one_line(next((line for line in reversed(lines) if line.strip()), ""), 1000)
 
     @property
     def state(self) -> str:
@@ -81,13 +81,14 @@ class SearchStarter:
         if name and (len(name) > 80 or not set(name) <= _NAME or name[0] in ".-"):
             raise UserError("the name of a run has 1 to 80 letters, digits and ._-, and does not begin with . or -")
         arguments += [f"--name={name}"] if name else []
-        return self._launch(arguments, f"search of {fields.get('workload')}")
+        return self.launch(arguments, f"search of {fields.get('workload')}")
 
     def resume(self, name: str) -> str:
         """Continue a search that was stopped or killed."""
-        return self._launch(["resume", str(self._runs.absolute() / name)], f"resume of {name}")
+        return self.launch(["resume", str(self._runs.absolute() / name)], f"resume of {name}")
 
-    def _launch(self, arguments: list[str], what: str) -> str:
+    def launch(self, arguments: list[str], what: str) -> str:
+        """Start a command that searches, and return a sentence once its run exists; UserError, as `start` raises it."""
         output = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the search is remembered
         command = [sys.executable, "-P", "-m", "cclsearch", *arguments, "--quiet"]
         command += ["--runs", str(self._runs.absolute())]

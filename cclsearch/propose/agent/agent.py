@@ -149,7 +149,7 @@ class Agent:
                 write_record(context, record_context(view, self.provider.name, self.options))
             record = make_record(prompt_input, handlers, turn.prompt, result, settings, number)
             write_record(turn_path(self.folder, number), record)
-        return _make_outcome(view, number, result, version, self.options.mode, continues)
+        return _make_outcome(view, number, result, version, self.options, continues)
 
     def _settings(self, view: SearchView) -> TurnSettings:
         return TurnSettings(
@@ -216,7 +216,7 @@ def make_agent(
 
 
 def _make_outcome(
-    view: SearchView, number: int, result: TurnResult, version: int | None, mode: LlmMode, continues: int | None
+    view: SearchView, number: int, result: TurnResult, version: int | None, options: AgentOptions, continues: int | None
 ) -> TurnOutcome:
     decision = result.decision or Decision()
     turn = LlmTurn(
@@ -229,14 +229,14 @@ def _make_outcome(
         policy=version,
         continues=continues if result.kind is DecisionKind.SUBMIT else None,
     )
-    proposals = tuple(to_proposal(item, number, mode) for item in decision.submitted)
+    proposals = tuple(to_proposal(item, number, options) for item in decision.submitted)
     event = turn.model_copy(update={"text": _describe_turn(turn, result)})
     return TurnOutcome(proposals, decision.finish, result.stall, event)
 
 
-def to_proposal(item: SubmittedConfig, turn: int, mode: LlmMode) -> Proposal:
+def to_proposal(item: SubmittedConfig, turn: int, options: AgentOptions) -> Proposal:
     """A submitted configuration as the search's proposal."""
-    who = "policy" if mode == LlmMode.POLICY else "llm"
+    who = "policy" if options.mode == LlmMode.POLICY else options.proposer
     return Proposal(item.config, who, item.rationale, item.expects, turn, is_repeat=item.is_repeat)
 
 

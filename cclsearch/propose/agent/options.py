@@ -16,6 +16,8 @@ class AgentOptions(PromptOptions):
     """Options of an agent during one search."""
 
     limits: LlmLimits = field(default_factory=LlmLimits)
+    proposer: str = "llm"
+    """Proposer of its trials in the ledger, unless its programs choose them."""
     seed_policy: str | None = None
     """Name or path of the first policy program; None for the shipped one that fits the card."""
     seed_program: str | None = None

@@ -193,7 +193,7 @@ def connect(spec: LlmSpec, *, effort: Effort | None = None, price: Price | None 
     """
     names = (*ENVIRONMENT_NAMES, spec.kind.address_name)
     environment = tuple(os.environ.get(name, "") for name in names if name)
-    return _connect(spec, effort, price, read_timeout_s(effort), read_key(spec.kind), environment)
+    return _connect(spec, effort, price, read_timeout_s(effort, spec.kind), read_key(spec.kind), environment)
 
 
 @lru_cache(maxsize=16)

@@ -149,7 +149,7 @@ class Arbiter(Proposer):
         queued = find_queued(view) if state.phase is ArbiterPhase.LLM else None
         if queued and self._turn_is_recent(view) and find_abandoned(view) is None:
             turn, items = queued
-            return [to_proposal(item, turn.turn, self._agent.options.mode) for item in items[:count]]
+            return [to_proposal(item, turn.turn, self._agent.options) for item in items[:count]]
         reached = self._agent.limit_reached(view)
         if reached:
             self._move(view, self._as_llm(state), ArbiterPhase.OFF, "limit", f"a limit is reached: {reached}")

@@ -40,6 +40,8 @@ class ProviderKind(ABC):
     """Environment variable with another URL, which its SDK reads."""
     is_url: ClassVar[bool] = False
     """Whether a URL, `http://HOST:PORT/v1#MODEL`, chooses it instead of its word."""
+    timeout_s: ClassVar[float | None] = None
+    """Seconds for one answer, unless the user sets them; None: by `--llm-effort`."""
     takes_effort: ClassVar[bool] = False
     """Whether `make_provider` has a parameter `effort`, an `Effort` or None, for `--llm-effort`."""
     prices: ClassVar[tuple[Price, ...]] = ()
@@ -61,7 +63,10 @@ class ProviderKind(ABC):
 
 PROVIDERS: Registry[type[ProviderKind]] = Registry(
     "LLM provider",
-    dict.fromkeys(("anthropic", "compatible", "openai"), "cclsearch.propose.agent.providers.builtin"),
+    {
+        **dict.fromkeys(("anthropic", "compatible", "openai"), "cclsearch.propose.agent.providers.builtin"),
+        "mcp": "cclsearch.propose.agent.providers.outside",
+    },
     needs=("word", "key_name", "make_provider"),
 )
 """word of `--llm WORD:MODEL` -> subclass of `ProviderKind`."""

@@ -113,11 +113,12 @@ def refuse_if_offline(spec: LlmSpec) -> None:
         refuse_outside(f"the LLM {spec.name!r} at {address or 'an unknown address'}", remedy)
 
 
-def read_timeout_s(effort: Effort | None = None) -> float:
+def read_timeout_s(effort: Effort | None = None, kind: ProviderKind | None = None) -> float:
     """Timeout of one answer in seconds; raises UserError if the variable is not a valid number."""
     given = os.environ.get(TIMEOUT_NAME, "").strip()
     if not given:
-        return TIMEOUTS_S[effort] if effort else TIMEOUT_S
+        usual_s = kind.timeout_s if kind is not None and kind.timeout_s else TIMEOUT_S
+        return TIMEOUTS_S[effort] if effort else usual_s
     try:
         return read_amount(given, 1.0, 86_400.0)
     except ValueError:

@@ -166,6 +166,8 @@ class ErrorKind(StrEnum):
     CERTIFICATE = "refused_certificate"
     NOT_AN_API = "not_an_api"
     BAD_REQUEST = "bad_request"
+    ABSENT = "no_agent"
+    """The agent outside of the search did not decide."""
 
     @property
     def is_retried(self) -> bool:
@@ -180,7 +182,7 @@ class ErrorKind(StrEnum):
     @property
     def is_temporary(self) -> bool:
         """Whether the provider may work again later in the search; a wrong key stays wrong."""
-        return self not in {self.AUTHENTICATION, self.EMPTY_ACCOUNT, self.UNKNOWN_MODEL, self.BAD_REQUEST}
+        return self not in {self.AUTHENTICATION, self.EMPTY_ACCOUNT, self.UNKNOWN_MODEL, self.BAD_REQUEST, self.ABSENT}
 
     @property
     def is_answer(self) -> bool:
