@@ -1,28 +1,37 @@
-"""Measures the links of a profile's cluster: one job of a probe, with torch.distributed or JAX."""
+"""Measures the links of a profile's cluster, places a configuration on them, and predicts it on other ones."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
+from cclsearch.card.model import Card
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, read_job_bytes
 from cclsearch.core.text import one_line
-from cclsearch.core.values import Config, Failure, Model, PositiveCount
+from cclsearch.core.values import Config, Failure, Model, PositiveCount, Value
 from cclsearch.launch.base import Job, JobState, Launcher
 from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import EVIDENCE_FILE, TrialInput
 from cclsearch.launch.profile import Profile, make_launcher
 from cclsearch.network.groups import slowest_ring
 from cclsearch.network.matrix import LinkMatrix
+from cclsearch.network.placement import NEARLY, count_devices
+from cclsearch.plan.subject import Asked, find_subject
 from cclsearch.run.trial_folder import prepare_folder
 from cclsearch.space.framework import find_framework
+from cclsearch.space.parse import parse_assignments
+from cclsearch.space.table import Knob, Space, space_from_rows
+from cclsearch.stats.closed_form import predict_space
+from cclsearch.tasks.base import task_of
 
 PROBES = {"torch": "links-probe", "jax": "links-probe-jax"}
 """Python package that moves the bytes -> framework whose run script measures with it."""
@@ -138,3 +147,208 @@ def read_probe(path: Path) -> Measured:
     by_size = ((each.bytes, each.seconds) for each in found.all_reduce)
     reduced = tuple((size, s, steps / count * size / ring.bytes_s + steps * ring.latency_s) for size, s in by_size)
     return Measured(links, reduced if math.isfinite(ring.bytes_s) else ())
+
+
+DEFAULT = "given"
+KINDS = {
+    DEFAULT: "degrees, nodes and devices in the framework's order and the matrix's",
+    "host_order": "nodes in another order",
+    "device_order": "nodes, and the devices inside nodes, in another order",
+    "rank_order": "with the framework's degrees in another order",
+    "ranks": "each rank at a place of its own, for any order of the degrees (srun or mpirun; not torchrun)",
+}
+"""Kind of placement -> its change, in words."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A configuration with its placement."""
+
+    kind: str
+    """One of `KINDS`."""
+    config: Config
+    """With `rank_order` if the framework has it."""
+    predicted: float
+    """The task's primary metric."""
+    hosts: tuple[str, ...]
+    """Host of each rank."""
+    devices: tuple[int, ...]
+    """Device of each rank of a node; empty: in their numbering."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A configuration, and its placements of each kind, the default first."""
+
+    config: Config
+    unit: str
+    placements: tuple[Placement, ...]
+
+    @property
+    def best(self) -> Placement:
+        """The fastest; of equal ones, the one that changes least."""
+        return min(self.placements, key=lambda each: each.predicted * (1 + NEARLY * list(KINDS).index(each.kind)))
+
+
+def place_config(workload: str, launcher: str, config: str | None, knobs: Sequence[str]) -> Placed:
+    """Return placements of the configuration that is predicted to be fastest among those that match, best of each kind.
+
+    The order of the degrees, of the nodes and of the devices inside them are searched together.
+    """
+    orders = _find_orders(launcher, workload, knobs)
+    is_named = any(text.partition("=")[0].strip() == "rank_order" for text in knobs)
+    added = [f"rank_order={','.join(orders)}"] if orders and not is_named else []
+    card, space, links, row, matching = _choose(workload, launcher, config, [*knobs, *added])
+    chosen = {name: v for name, v in space.config(row).items() if name not in PLACEMENT_KNOBS}
+    rows = _list_placements(space, matching, chosen, links)
+    tried = [Knob(name, tuple(dict.fromkeys(row[name] for row in rows))) for name in rows[0]]
+    found = predict_space(card, space_from_rows(tried, rows))
+    assert found is not None
+    best: dict[str, tuple[float, dict[str, Value]]] = {}
+    for each, value in zip(rows, found.value_N.tolist(), strict=True):
+        for kind in _kinds_of(each, default=rows[0]):
+            if kind not in best or value < best[kind][0] * (1 - NEARLY):
+                best[kind] = value, each
+    kept = [_make_placement(card, kind, *best[kind]) for kind in KINDS if kind in best]
+    return Placed(Config(chosen), task_of(card).primary_metric.unit or "", tuple(kept))
+
+
+PLACEMENT_KNOBS = ("rank_order", "host_order", "device_order")
+Row = dict[str, Value]
+
+
+def _find_orders(launcher: str, workload: str, knobs: Sequence[str]) -> tuple[str, ...]:
+    """Return the orders of the degrees that the framework can express, its own first."""
+    framework = find_subject(Asked(workload=workload, launcher=launcher, knobs=tuple(knobs))).framework
+    knob = framework.find_optional("rank_order") if framework is not None else None
+    return tuple(map(str, knob.choices)) if knob is not None and isinstance(knob.choices, tuple) else ()
+
+
+def _list_placements(space: Space, matching: NDArray[np.int64], chosen: Row, links: LinkMatrix) -> list[Row]:
+    """Return the rows of all placements of a configuration, the default first."""
+    same = matching[space.matching(chosen)[matching]]
+    orders = list(dict.fromkeys(space.config(int(row)).get("rank_order") for row in same))
+    knob = space.find("rank_order")
+    if knob is not None:
+        orders.sort(key=knob.choices.index)  # type: ignore[arg-type]
+    own: list[Row] = [{} if order is None else {"rank_order": order} for order in orders]
+    devices = ("given", "links") if links.places < count_devices(links) else ("given",)
+    rows = [{**each, "host_order": hosts, "device_order": inside} for each in own for hosts in ("given", "links")
+            for inside in devices]  # fmt: skip
+    rows += [{**own[0], "host_order": "ranks", "device_order": inside} for inside in devices]
+    return [{**chosen, **row} for row in rows]
+
+
+def _kinds_of(row: Row, default: Row) -> list[str]:
+    """Return the kinds that may change as much as this row does."""
+    changed = {name for name in PLACEMENT_KNOBS if row.get(name) != default.get(name)}
+    allowed = {
+        DEFAULT: set(),
+        "host_order": {"host_order"},
+        "device_order": {"host_order", "device_order"},
+        "rank_order": set(PLACEMENT_KNOBS),
+    }
+    if row["host_order"] == "ranks":
+        return ["ranks"]
+    fewest = [kind for kind, names in allowed.items() if changed <= names]
+    return fewest[:1]
+
+
+def _make_placement(card: Card, kind: str, value: float, row: Row) -> Placement:
+    payload = task_of(card).make_input(card, Config(row), is_measured=True, run_id="", trial=1)
+    links = card.hardware.links
+    assert links is not None
+    places = payload.places or tuple(range(payload.num_ranks))
+    nodes = links.nodes or links.endpoints
+    hosts = tuple(nodes[int(links.endpoint_P[place])] for place in places)
+    inside = _devices_of(places, links) if row["device_order"] != "given" else ()
+    config = Config({name: v for name, v in row.items() if name not in ("host_order", "device_order")})
+    return Placement(kind, config, value, hosts, inside)
+
+
+def _devices_of(places: Sequence[int], links: LinkMatrix) -> tuple[int, ...]:
+    """Return the devices of the first rank's node in the order of its ranks; empty if they are in order."""
+    node_P = links.node_P
+    mine = [place for place in places if node_P[place] == node_P[places[0]]]
+    first = int(np.flatnonzero(node_P == node_P[places[0]])[0])
+    found = tuple(int(place) - first for place in mine)
+    return found if found != tuple(range(len(found))) else ()
+
+
+@dataclass(frozen=True)
+class OnLinks:
+    """A prediction on other links."""
+
+    name: str
+    value: float
+    """The task's primary metric of the configuration that is best on the measured links, or was asked for."""
+    best_value: float
+    """Value of the best matching configuration on these links."""
+    best: Config
+
+
+def predict_on_links(
+    workload: str, launcher: str, config: str | None, knobs: Sequence[str]
+) -> tuple[Config, str, list[OnLinks]]:
+    """Return a configuration, the unit of the task's primary metric, and predictions on the measured and other links.
+
+    The configuration is the one that is predicted to be best on the measured links among those that match `config`.
+    """
+    card, space, links, row, rows = _choose(workload, launcher, config, knobs)
+    found = []
+    for name, changed in vary_links(links):
+        hardware = card.hardware.model_copy(update={"links": changed})
+        prediction = predict_space(card.model_copy(update={"hardware": hardware}), space)
+        assert prediction is not None
+        best = int(prediction.order(rows)[0])
+        values = prediction.value_N
+        found.append(OnLinks(name, float(values[row]), float(values[best]), space.config(best)))
+    return space.config(row), task_of(card).primary_metric.unit or "", found
+
+
+def vary_links(links: LinkMatrix) -> list[tuple[str, LinkMatrix]]:
+    """Return the matrix, and variants with links repaired or faster, each with its name."""
+    nodes = np.array(links.nodes or links.endpoints)
+    between = nodes[:, None] != nodes[None, :]
+    rates = np.array(links.gbps)
+
+    def with_rates(gbps: NDArray[np.float64]) -> LinkMatrix:
+        return links.changed(gbps=gbps.tolist())
+
+    found = [("as measured", links)]
+    if between.any():
+        middle = float(np.median(rates[between]))
+        slow = int(np.where(between, rates, np.inf).argmin())
+        one, other = np.array(links.endpoints)[list(divmod(slow, len(rates)))]
+        repaired = np.zeros_like(between)
+        repaired.flat[slow] = True
+        repaired |= repaired.T
+        found += [
+            (
+                f"{one} and {other} (the slowest) as fast as the median",
+                with_rates(np.where(repaired, rates.clip(middle), rates)),
+            ),
+            ("no link slower than the median", with_rates(np.where(between, rates.clip(middle), rates))),
+            ("links between nodes twice as fast", with_rates(np.where(between, 2 * rates, rates))),
+        ]
+    if (~between & (rates > 0)).any():
+        found.append(("links inside nodes twice as fast", with_rates(np.where(between, rates, 2 * rates))))
+    return [*found, ("half the latency", links.changed(latency_us=(np.array(links.latency_us) / 2).tolist()))]
+
+
+def _choose(
+    workload: str, launcher: str, config: str | None, knobs: Sequence[str]
+) -> tuple[Card, Space, LinkMatrix, int, NDArray[np.int64]]:
+    """Return card, space, measured links, the row that is predicted to be best, and all rows that match."""
+    subject = find_subject(Asked(workload=workload, launcher=launcher, knobs=tuple(knobs)))
+    card, links = subject.card, subject.card.hardware.links
+    if links is None:
+        raise UserError(
+            f"profile {launcher} has no measured links: run `ccl-search links measure --launcher {launcher}` first"
+        )
+    space = subject.build_space()
+    rows = np.flatnonzero(space.matching(parse_assignments(config, space.knobs) if config else {}))
+    prediction = predict_space(card, space)
+    if prediction is None or not len(rows):
+        raise UserError(f"no configuration of {card.name} matches --config {config!r}, or its task predicts no time")
+    return card, space, links, int(prediction.order(rows)[0]), rows

@@ -15,8 +15,7 @@ from cclsearch.export.tables import write_csv, write_optuna, write_parquet
 from cclsearch.record.trial import Trial, describe_counts
 from cclsearch.run.catalog import find_run
 from cclsearch.run.folder import Run, load_run
-from cclsearch.tracking.base import open_targets
-from cclsearch.tracking.view import write_run
+from cclsearch.tracking.base import open_targets, write_run
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from cclsearch.network.matrix import LinkMatrix
 from cclsearch.network.read import read_links, read_nccl_tests, write_links
 
 if TYPE_CHECKING:
-    from cclsearch.checks.placement import Placement
+    from cclsearch.checks.links import Placement
 
 
 def run(args: argparse.Namespace) -> None:
@@ -74,7 +74,7 @@ def _say_written(path: Path, profile: Profile) -> str:
 
 def _place(args: argparse.Namespace) -> None:
     """Print, and write as a rank file, the placement that suits one configuration."""
-    from cclsearch.checks.placement import KINDS, place_config
+    from cclsearch.checks.links import KINDS, place_config
 
     placed = place_config(args.workload, args.launcher, args.config, args.knob)
     best = placed.best
@@ -113,7 +113,7 @@ def _describe_placement(best: Placement, written: Path | None) -> list[str]:
 
 def _what_if(args: argparse.Namespace) -> None:
     """Print the predictions with other links, for one configuration and for the best one there."""
-    from cclsearch.checks.placement import predict_on_links
+    from cclsearch.checks.links import predict_on_links
 
     config, unit, found = predict_on_links(args.workload, args.launcher, args.config, args.knob)
     rows, lines = [], [str(config), "predicted, before calibration by trials:"]

@@ -29,7 +29,7 @@ from cclsearch.space.table import RowSet, mask_rows
 from cclsearch.stats.noise import estimate_noise, pick_finalists
 from cclsearch.stats.pareto import find_pareto_front
 from cclsearch.study.view import StudyView
-from cclsearch.tracking.view import TrackingView
+from cclsearch.tracking.base import TrackingView
 
 # The user must look at the cluster: a failed trial costs no budget, so the search would not end by itself.
 MAX_CONSECUTIVE_INFRASTRUCTURE_FAILURES = 3

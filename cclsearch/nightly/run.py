@@ -17,7 +17,6 @@ from cclsearch.core.text import plain
 from cclsearch.loop.jobs import StopSignal
 from cclsearch.nightly.config import NightlyConfig
 from cclsearch.nightly.night import NightRun, plan_jobs, show_time
-from cclsearch.nightly.page import render_markdown, render_night
 from cclsearch.nightly.prune import Pruned, prune_evidence
 from cclsearch.nightly.summary import (
     EXIT_BUSY,
@@ -26,7 +25,9 @@ from cclsearch.nightly.summary import (
     NightSummary,
     assemble_jobs,
     assemble_summary,
+    render_markdown,
     render_message,
+    render_night,
 )
 from cclsearch.nightly.window import NIGHTS_FOLDER, SUMMARY_FILE, find_interrupted, find_window, nights_folder
 from cclsearch.propose.agent.providers.spec import parse_spec, refuse_if_offline

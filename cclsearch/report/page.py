@@ -30,8 +30,16 @@ from cclsearch.core.values import format_knob_value
 from cclsearch.core.version import __version__
 from cclsearch.record.event import Purpose
 from cclsearch.record.trial import TrialState
-from cclsearch.report.charts import WIDE, draw_comparisons, draw_run
-from cclsearch.report.data import RankingEntry, RunPage, compare_frameworks, find_differences, rank_runs
+from cclsearch.report.data import (
+    WIDE,
+    RankingEntry,
+    RunPage,
+    compare_frameworks,
+    draw_comparisons,
+    draw_run,
+    find_differences,
+    rank_runs,
+)
 from cclsearch.report.figures import describe_gain, find_shown_metric, show_value
 from cclsearch.report.pareto import ParetoPage, axis_label, draw_pareto_page, render_pareto_csv
 from cclsearch.report.rows import TrialRow

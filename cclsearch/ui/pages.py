@@ -18,9 +18,8 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.templates import open_templates
 from cclsearch.core.values import format_knob_value
 from cclsearch.core.version import __version__
-from cclsearch.nightly.page import draw_series
 from cclsearch.nightly.run import list_series, read_summaries
-from cclsearch.nightly.summary import NightSummary, show_best
+from cclsearch.nightly.summary import NightSummary, draw_series, show_best
 from cclsearch.nightly.window import nights_folder
 from cclsearch.propose.events import LlmTurn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState

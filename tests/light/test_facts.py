@@ -27,7 +27,7 @@ from cclsearch.plan.request import SearchRequest
 from cclsearch.record.event import TrialRevised
 from cclsearch.record.trial import Trial, describe_counts
 from cclsearch.record.writer import RunWriter
-from cclsearch.report.charts import draw_run, summarize
+from cclsearch.report.data import draw_run, summarize
 from cclsearch.report.figures import find_figure, format_share
 from cclsearch.report.gather import gather_run
 from cclsearch.report.page import render_page

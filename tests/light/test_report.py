@@ -30,8 +30,7 @@ from cclsearch.plugins import TASKS
 from cclsearch.propose.observations import Observation
 from cclsearch.record.event import RetryKind, TrialRetried
 from cclsearch.record.state import RunState
-from cclsearch.report.charts import draw_comparisons, draw_run
-from cclsearch.report.data import RunPage, compare_frameworks, find_differences, rank_runs
+from cclsearch.report.data import RunPage, compare_frameworks, draw_comparisons, draw_run, find_differences, rank_runs
 from cclsearch.report.evidence import gather_turns
 from cclsearch.report.figures import ObjectiveFigure
 from cclsearch.report.gather import describe_change, gather_run

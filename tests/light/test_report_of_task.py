@@ -21,8 +21,7 @@ from cclsearch.core.metrics import Direction, MetricInfo
 from cclsearch.nightly.compare import NightVerdict, compare_night
 from cclsearch.nightly.history import choose_figure, is_same_work, read_night
 from cclsearch.plugins import TASKS
-from cclsearch.report.charts import draw_comparisons
-from cclsearch.report.data import rank_runs
+from cclsearch.report.data import draw_comparisons, rank_runs
 from cclsearch.report.gather import gather_run
 from cclsearch.report.page import render_page
 from cclsearch.run.folder import Run

@@ -17,7 +17,7 @@ from trace_tables import Timeline
 
 from cclsearch.plugins import METRICS
 from cclsearch.trace.events import EventTable, Kind, Reason
-from cclsearch.trace.names.step_markers import read_marker
+from cclsearch.trace.names.kinds import read_marker
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.score import diagnose_trace
 from cclsearch.trace.view import RankView, TraceView

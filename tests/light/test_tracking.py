@@ -19,8 +19,7 @@ from cclsearch.plugins import TRACKERS
 from cclsearch.record.event import TrialRevised
 from cclsearch.record.writer import RunWriter
 from cclsearch.run.folder import Run, load_run
-from cclsearch.tracking.base import TrackedSearch, TrackedTrial, Tracker, describe_trial, open_targets
-from cclsearch.tracking.view import TrackingView
+from cclsearch.tracking.base import TrackedSearch, TrackedTrial, Tracker, TrackingView, describe_trial, open_targets
 
 LANDSCAPE = ROOT / "benchmarks" / "landscapes" / "nanotron-8b-4n"
 BUDGET = 4

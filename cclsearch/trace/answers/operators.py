@@ -14,7 +14,7 @@ from cclsearch.trace.events import Kind
 from cclsearch.trace.flops import count_ops
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.names.kernels import ComputeClass, kernel_family
-from cclsearch.trace.names.step_markers import read_marker
+from cclsearch.trace.names.kinds import read_marker
 from cclsearch.trace.view import RankView, TraceView
 
 MAX_DEPTH = 24

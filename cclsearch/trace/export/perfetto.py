@@ -26,7 +26,7 @@ from cclsearch.trace.events import Collective, Kind
 from cclsearch.trace.intervals import Int64s
 from cclsearch.trace.metrics.launches import find_queue_length
 from cclsearch.trace.names.kernels import ComputeClass
-from cclsearch.trace.readers.builtin import OWN_TIMELINE
+from cclsearch.trace.readers.base import OWN_TIMELINE
 from cclsearch.trace.result import NotAvailable
 from cclsearch.trace.view import RankView, TraceView
 

@@ -21,8 +21,7 @@ from cclsearch.trace.events import EventTable, Kind
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta, Span
-from cclsearch.trace.readers.kineto.args import SHAPED_OPS
-from cclsearch.trace.readers.kineto.builder import KinetoBuilder
+from cclsearch.trace.readers.kineto.builder import SHAPED_OPS, KinetoBuilder
 from cclsearch.trace.readers.kineto.cpu import describe_calls, match_calls_to_ops
 from cclsearch.trace.readers.pytorch_execution.calls import PARAM_COMMS
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from cclsearch.trace.events import DEVICE_WORK, Reason
 from cclsearch.trace.files.run_log import RunLog, ServingLog
 from cclsearch.trace.metric import Draft, NotAvailable, metric
-from cclsearch.trace.names.step_markers import read_marker
+from cclsearch.trace.names.kinds import read_marker
 from cclsearch.trace.result import if_available
 from cclsearch.trace.view import RankView, TraceView
 

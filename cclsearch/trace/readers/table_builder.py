@@ -24,8 +24,7 @@ from cclsearch.trace.events import (
     rows_of_kinds,
 )
 from cclsearch.trace.names.kernels import ComputeClass
-from cclsearch.trace.names.kinds import classify_kernel
-from cclsearch.trace.names.step_markers import MarkerSpan, steps_of_marks
+from cclsearch.trace.names.kinds import MarkerSpan, classify_kernel, steps_of_marks
 from cclsearch.trace.readers.collectives import collective_from_name, name_bare_collectives
 from cclsearch.trace.readers.columns import Column, Interner, SparseColumn, to_int32
 from cclsearch.trace.readers.kineto.scanner import look_up

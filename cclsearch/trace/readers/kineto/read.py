@@ -13,8 +13,7 @@ from cclsearch.trace.events import DEVICE_WORK, EventTable, Kind, Reason, rows_o
 from cclsearch.trace.names.kernels import kernel_class
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta
-from cclsearch.trace.readers.kineto.args import SHAPED_OPS, plain_args
-from cclsearch.trace.readers.kineto.builder import KinetoBuilder
+from cclsearch.trace.readers.kineto.builder import SHAPED_OPS, KinetoBuilder, plain_args
 from cclsearch.trace.readers.kineto.parts import ScanParts
 from cclsearch.trace.readers.kineto.scanner import (
     CALLS,

@@ -26,12 +26,10 @@ from cclsearch.trace.events import (
     Step,
     rows_of_kinds,
 )
-from cclsearch.trace.names.kinds import classify_kernel
-from cclsearch.trace.names.step_markers import MarkerSpan, read_marker, steps_of_marks
+from cclsearch.trace.names.kinds import MarkerSpan, classify_kernel, read_marker, steps_of_marks
 from cclsearch.trace.readers.collectives import collective_from_args, collective_from_name, name_bare_collectives
 from cclsearch.trace.readers.columns import Interner, positive_int
-from cclsearch.trace.readers.kineto.args import read_grid, read_shape
-from cclsearch.trace.readers.kineto.builder import KinetoBuilder
+from cclsearch.trace.readers.kineto.builder import KinetoBuilder, read_grid, read_shape
 from cclsearch.trace.readers.kineto.cpu import apply_cpu_rules
 from cclsearch.trace.readers.kineto.scanner import DEVICE_KINDS
 from cclsearch.trace.readers.plausibility import (

@@ -26,11 +26,10 @@ from cclsearch.trace.events import (
     Reason,
     Step,
 )
-from cclsearch.trace.names.kinds import classify_kernel, classify_operator
-from cclsearch.trace.names.step_markers import MarkerSpan, steps_of_marks
+from cclsearch.trace.names.kinds import MarkerSpan, classify_kernel, classify_operator, steps_of_marks
 from cclsearch.trace.readers.columns import Interner, positive_int
 from cclsearch.trace.readers.json_sections import SectionReader
-from cclsearch.trace.readers.kineto.args import SHAPED_OPS
+from cclsearch.trace.readers.kineto.builder import SHAPED_OPS
 from cclsearch.trace.readers.pytorch_execution.calls import (
     INIT_NODE,
     MAX_ID,

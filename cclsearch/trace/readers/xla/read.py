@@ -20,7 +20,7 @@ from cclsearch.trace.names.kernels import ComputeClass
 from cclsearch.trace.names.kinds import classify_kernel, classify_xla
 from cclsearch.trace.readers.json_events import EventReader
 from cclsearch.trace.readers.json_structs import Meta, Span
-from cclsearch.trace.readers.kineto.args import plain_args
+from cclsearch.trace.readers.kineto.builder import plain_args
 from cclsearch.trace.readers.stream import ByteStream, ReadLimits, TraceError, list_faults
 from cclsearch.trace.readers.xla.collectives import join_pairs
 from cclsearch.trace.readers.xla.planes import (

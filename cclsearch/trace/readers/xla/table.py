@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cclsearch.launch.contract import NONCE_MARK
 from cclsearch.trace.events import DeviceInfo, EventTable, Kind, OpCost, Step
-from cclsearch.trace.names.step_markers import XLA_PROGRAM, read_marker
+from cclsearch.trace.names.kinds import XLA_PROGRAM, read_marker
 from cclsearch.trace.readers.columns import Interner
 from cclsearch.trace.readers.table_builder import match_launches, steps_at
 from cclsearch.trace.readers.xla.collectives import describe_collective
