@@ -40,6 +40,7 @@ _MAY_VARY = frozenset({"num_layers", "vocab_size", "num_params", "top_k"})
 _COUNT_TOLERANCE = 0.05
 """Largest relative difference between a stated count of parameters and the count from the widths."""
 _GRANULARITY = {"model_fwd_bwd_pass": "training", "model_fwd": "inference"}
+_PHASE_OF_TASK = {"training": "training", "inference": "inference", "serving": "inference"}
 _PHASE_OF_FRAMEWORK = {
     **dict.fromkeys(("vllm", "sglang", "tensorrt-llm", "trtllm", "tgi"), "inference"),
     **dict.fromkeys(("megatron", "megatron-lm", "torchtitan", "maxtext", "deepspeed", "nanotron", "nemo"), "training"),
@@ -58,8 +59,11 @@ class _Match(NamedTuple):
 
 def infer_phase(data: Mapping[str, Any]) -> FieldProblem | None:
     """The note on the phase that a card without one has; None if it has one, or if nothing says which."""
-    if look_up(data, "workload.model.phase") not in (None, "") or look_up(data, "workload.task") is not None:
+    if look_up(data, "workload.model.phase") not in (None, ""):
         return None
+    if (task := look_up(data, "workload.task")) is not None:
+        phase = _PHASE_OF_TASK.get(str(task).strip().lower())
+        return infer({}, "phase", phase, f"workload.task {str(task).strip().lower()}") if phase else None
     granularity = str(look_up(data, "workload.model.granularity")).strip().lower()
     values: dict[str, Any] = {}
     if granularity in _GRANULARITY:

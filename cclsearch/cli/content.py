@@ -16,6 +16,8 @@ NEXT = {
     "policies": "change what it proposes, then  ccl-search policy test {name}",
 }
 """Content folder -> instruction for a copy."""
+NEW = {"training": "wl2"}
+"""Task -> the card that `new` copies, if it has another name."""
 
 
 def run_content(folder: str, args: argparse.Namespace, argument: str) -> int:
@@ -32,6 +34,7 @@ def run_content(folder: str, args: argparse.Namespace, argument: str) -> int:
     elif args.action == "show":
         print(plain(read_item(folder, getattr(args, argument))), end="")
     else:
-        path = copy_item(folder, getattr(args, argument), args.new_name)
+        name = getattr(args, argument)
+        path = copy_item(folder, NEW.get(name, name) if args.action == "new" else name, args.new_name)
         print(f"{plain(str(path))}\nnext: {NEXT[folder].format(name=args.new_name)}")
     return EXIT_OK

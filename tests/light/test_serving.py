@@ -190,12 +190,29 @@ BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 """
 
 
-@pytest.mark.parametrize(("text", "arrivals"), [(AZURE, [0, 0.051996]), (BURST, [0, 113])])
-def test_traces_of_azure_and_burstgpt_are_loads(text, arrivals, tmp_path):
+MOONCAKE = """{"timestamp": 100, "input_length": 374, "output_length": 44, "hash_ids": [46, 47]}
+{"timestamp": 3100, "input_length": 7322, "output_length": 490, "hash_ids": [46]}
+"""
+SHAREGPT = json.dumps([
+    {"conversations": [{"from": "human", "value": "x" * 1496}, {"from": "gpt", "value": "y" * 173}]},
+    {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]},
+])  # fmt: skip
+VLLM = '{"prompt": "%s", "output_tokens": 44}\n{"prompt": "a", "output_tokens": 1}\n' % ("x" * 1496)
+OPENAI = '{"messages": [{"role": "user", "content": "%s"}], "max_tokens": 44}\n' % ("x" * 1496) * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "arrivals"),
+    [(AZURE, [0, 0.051996]), (BURST, [0, 113]), (MOONCAKE, [0, 3]), (SHAREGPT, None), (VLLM, None), (OPENAI, None)],
+)
+def test_traces_and_data_sets_are_loads(text, arrivals, tmp_path):
     (tmp_path / "t.csv").write_text(text)
-    card = freeze(make_card(request_trace=str(tmp_path / "t.csv"), concurrency=None))
+    more = {} if arrivals else {"arrival": "constant", "request_rate": 1, "num_requests": 3}
+    card = freeze(make_card(request_trace=str(tmp_path / "t.csv"), concurrency=None, **more))
     drawn = draw_requests(card, 0)
-    assert [each.arrival_s for each in drawn] == pytest.approx(arrivals, abs=1e-5)
+    assert [each.arrival_s for each in drawn] == pytest.approx(arrivals or [0, 1, 2], abs=1e-5)
+    assert drawn[0].input_tokens in (374, 472)
+    assert drawn[0].output_tokens in (44, 18)
     (tmp_path / "t.csv").write_text(text + "\n")
     with pytest.raises(UserError, match="has changed since the search began"):
         draw_requests(card, 0)
@@ -204,14 +221,29 @@ def test_traces_of_azure_and_burstgpt_are_loads(text, arrivals, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ("Timestamp,Request tokens\n1,2\n", "needs the columns"),
-        ("Timestamp,Request tokens,Response tokens\n5,1,1\n4,1,1\n", "row 3: Timestamp must not be before"),
-        ("Timestamp,Request tokens,Response tokens\n-5,1,1\n", "row 2: Timestamp: must be a time from 0 on"),
-        ("Timestamp,Request tokens,Response tokens\nnan,1,1\n", "row 2: Timestamp: must be seconds or a date"),
-        ("Timestamp,Request tokens,Response tokens\n5,nan,1\n", "row 2: Request tokens: must be a whole number"),
-        ("Timestamp,Request tokens,Response tokens\n5,1\n", "row 2: Response tokens: must be a whole number"),
-        ("Timestamp,Request tokens,Response tokens\n5,1,-1\n", "row 2: Response tokens: must be a whole number"),
-        ("Timestamp,Request tokens,Response tokens\n", "at least one request"),
+        ("Timestamp,Request tokens\n1,2\n", "row 1: the columns are .*; known formats: Azure, BurstGPT, Mooncake"),
+        ("Timestamp,Request tokens,Response tokens\n5,1,1\n4,1,1\n", "row 3 .BurstGPT.: Timestamp must not be before"),
+        ("Timestamp,Request tokens,Response tokens\n-5,1,1\n", "row 2 .BurstGPT.: Timestamp: must be a time from 0 on"),
+        (
+            "Timestamp,Request tokens,Response tokens\nnan,1,1\n",
+            "row 2 .BurstGPT.: Timestamp: must be a number or a date",
+        ),
+        (
+            "Timestamp,Request tokens,Response tokens\n5,nan,1\n",
+            "row 2 .BurstGPT.: Request tokens: must be a whole number",
+        ),
+        (
+            "Timestamp,Request tokens,Response tokens\n5,1\n",
+            "row 2 .BurstGPT.: Response tokens: must be a whole number",
+        ),
+        (
+            "Timestamp,Request tokens,Response tokens\n5,1,-1\n",
+            "row 2 .BurstGPT.: Response tokens: must be a whole number",
+        ),
+        ("Timestamp,Request tokens,Response tokens\n5,1,1\n", "at least two requests"),
+        ('{"prompt": "a"}\n', r"line 1 \(prompt\) has no arrival times: give --set arrival=poisson"),
+        ('{"timestamp": 0\n', "line 1: is not JSON"),
+        ('[{"a": 1}]', "item 1: has the fields 'a'; known formats"),
     ],
 )
 def test_a_request_trace_that_is_wrong_is_refused_in_one_line(rows, words, tmp_path):

@@ -44,6 +44,7 @@ from cclsearch.tasks.serving.measurements import (
     measure_load,
     measure_settling,
 )
+from cclsearch.tasks.serving.trace_files import hash_trace
 from cclsearch.tasks.serving.workload import (
     SERVING_FIELDS,
     check_limits,
@@ -54,7 +55,6 @@ from cclsearch.tasks.serving.workload import (
     find_arrival,
     find_other_card,
     find_rate,
-    hash_trace,
     is_recorded_load,
     limit_work,
     read_limits,
@@ -244,9 +244,11 @@ class ServingTask(RequestTask):
         check_other_load(card, objective)
         require_kernel_tables(card)
         card = super().freeze(card, objective)
-        if find_arrival(card) is Arrival.TRACE:
+        if "request_trace" in card.work:
             draw_requests(card, 0)  # a wrong trace stops the search here
-            card = card.model_copy(update={"work": Config({**card.work, "request_trace_sha256": hash_trace(card)})})
+            card = card.model_copy(
+                update={"work": Config({**card.work, "request_trace_sha256": hash_trace(card.work)})}
+            )
         return card
 
     def make_input(self, card: Card, config: Config, *, is_measured: bool, **fields: Any) -> TrialInput:
@@ -287,6 +289,7 @@ class ServingTask(RequestTask):
         return f"{card.work.get('concurrency')} requests at once" if rate is None else f"{rate:.3g} requests/s"
 
     def remark(self, card: StatedCard) -> list[str]:
+        check_load(card)
         return remark_load(card)
 
     def describe_work(self, card: Card) -> str:
@@ -304,6 +307,7 @@ class ServingTask(RequestTask):
             load = f"{work.get('request_rate', '?')} requests/s ({arrival.value})"
         spread = "" if work.get("lengths", "fixed") == "fixed" else f" ({work['lengths']})"
         lengths = f"{work.get('input_len', '?')} tokens in and {work.get('output_len', '?')} out{spread}"
+        lengths = f"lengths of {work['request_trace']}" if "request_trace" in work else lengths
         other = find_other_card(card)
         then = [] if other is None else [f"then a second load ({self.describe_work(other)})"]
         return ", ".join([*([] if arrival is Arrival.TRACE else [lengths]), load, *describe_limits(work), *then])

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import math
-from datetime import datetime
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from cclsearch.card.fields import OTHER_WORK_FIELDS, CardField, FieldKind
 from cclsearch.card.model import StatedCard
-from cclsearch.core.content import find_content
 from cclsearch.core.errors import UserError
-from cclsearch.core.numbers import parse_number
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Config
 from cclsearch.scoring.objective import Constraint, Objective
@@ -31,16 +25,15 @@ from cclsearch.tasks.serving.measurements import (
     Bounds,
 )
 from cclsearch.tasks.serving.settling import KEPT_UP, find_least_s
+from cclsearch.tasks.serving.trace_files import MAX_REQUESTS, read_request_trace
 
 AnyCard = TypeVar("AnyCard", bound=StatedCard)
-MIN_REQUESTS, MAX_REQUESTS = 32, 20_000
+MIN_REQUESTS = 32
 LENGTHS = ("fixed", "uniform", "lognormal")
 _AT_MOST, _AT_LEAST = "at_most.", "at_least."
 _TARGET = "target."
 _CHOSEN_BY = "load_chosen_by"
 _LIMITS, _TARGETS = "workload.limits.", "workload.targets."
-TRACE_COLUMNS = (("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ("Timestamp", "Request tokens", "Response tokens"))
-"""Arrival, prompt and answer in the traces of Azure (AzurePublicDataset) and of BurstGPT."""
 
 
 def _data(name: str, kind: FieldKind, maximum: float = 1e8) -> CardField:
@@ -186,7 +179,7 @@ def check_load(card: StatedCard) -> None:
     work, arrival = card.work, find_arrival(card)
     if is_recorded_load(card) and card.recording is not None:
         return
-    if arrival is not Arrival.TRACE:
+    if "request_trace" not in work:
         require_numbers(card, "input_len", "output_len")
 
     def refuse(problem: str) -> None:
@@ -276,12 +269,17 @@ def find_arrival(card: StatedCard) -> Arrival:
 def draw_requests(card: StatedCard, seed: int) -> tuple[PlannedRequest, ...]:
     """The requests of a load: from the card's numbers and the seed only."""
     work, arrival = card.work, find_arrival(card)
+    traced = read_request_trace(work, is_timed=arrival is Arrival.TRACE) if "request_trace" in work else ()
     if arrival is Arrival.TRACE:
-        return read_request_trace(card)
-    require_numbers(card, "input_len", "output_len")
+        return traced
     number = count_requests(work, find_rate(card))
     rng = np.random.default_rng([seed, 20])
-    lengths = [_draw_lengths(rng, work, int(work[name]), number) for name in ("input_len", "output_len")]
+    if traced:
+        drawn = (traced[n % len(traced)] for n in range(number))
+        lengths = list(np.array([(r.input_tokens, r.output_tokens) for r in drawn]).T)
+    else:
+        require_numbers(card, "input_len", "output_len")
+        lengths = [_draw_lengths(rng, work, int(work[name]), number) for name in ("input_len", "output_len")]
     intervals = np.zeros(number)
     if arrival is not Arrival.CLOSED:
         mean_s = 1 / float(work["request_rate"])
@@ -317,8 +315,11 @@ def can_settle(card: StatedCard) -> bool:
 
 def remark_load(card: StatedCard) -> list[str]:
     """Lines on how many requests arrive at a rate, and whether these are enough to settle."""
+    traced = draw_requests(card, 0) if "request_trace" in card.work and card.recording is None else ()
     if (rate := find_rate(card)) is None:
-        return []
+        if not traced or find_arrival(card) is Arrival.CLOSED:
+            return []
+        return [f"the load is {len(traced):,} requests in {traced[-1].arrival_s:.3g} s of {card.work['request_trace']}"]
     number, least_s = count_requests(card.work, rate), find_least_s(card.work)
     said = f"the load is {number:,} requests in {number / rate:.3g} s at {rate:g} requests/s"
     if number >= min(rate * least_s, MIN_REQUESTS) and number / rate >= 0.99 * least_s:
@@ -341,79 +342,3 @@ def _draw_lengths(rng: np.random.Generator, work: Config, mean: int, number: int
         drawn = rng.lognormal(-(sigma**2) / 2, sigma, number)
     least = int(work.get("shared_prefix_tokens", 0)) + 1
     return np.clip(np.rint(drawn * mean), min(least, mean), 4 * mean).astype(int)
-
-
-def locate_trace(card: StatedCard) -> Path:
-    """The file of a card's request trace; raises UserError if there is none."""
-    return find_content("workloads", str(card.work["request_trace"]), ".csv")
-
-
-def hash_trace(card: StatedCard) -> str:
-    """The SHA-256 of a card's request trace."""
-    return hashlib.sha256(locate_trace(card).read_bytes()).hexdigest()
-
-
-def read_request_trace(card: StatedCard) -> tuple[PlannedRequest, ...]:
-    """The first `num_requests` of a request trace in the format of Azure or of BurstGPT.
-
-    Requests without an answer, which BurstGPT logs with 0 response tokens, are left out. Raises UserError that names
-    file, row and column.
-    """
-    path = locate_trace(card)
-    frozen = card.work.get("request_trace_sha256")
-    if frozen is not None and hash_trace(card) != frozen:
-        raise UserError(f"{path}: the request trace has changed since the search began")
-    most = int(card.work.get("num_requests") or MAX_REQUESTS)
-    found: list[PlannedRequest] = []
-    first_s = before_s = -math.inf
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.DictReader(lines)
-            names = next((c for c in TRACE_COLUMNS if set(c) <= set(reader.fieldnames or ())), None)
-            if names is None:
-                wanted = " or ".join(", ".join(map(repr, columns)) for columns in TRACE_COLUMNS)
-                has = ", ".join(map(repr, reader.fieldnames or ())) or "nothing"
-                raise UserError(f"{path}: a request trace needs the columns {wanted}; it has {one_line(has, 200)}")
-            for row, cells in enumerate(reader, start=2):
-                if len(found) == most:
-                    break
-                where = f"{path} row {row}"
-                when_s = _read_time(cells[names[0]], f"{where}: {names[0]}")
-                given, asked = (_read_tokens(cells[name], f"{where}: {name}") for name in names[1:])
-                if when_s < before_s:
-                    raise UserError(f"{where}: {names[0]} must not be before that of the row above: sort the trace")
-                before_s = when_s
-                if given and asked:
-                    first_s = when_s if first_s == -math.inf else first_s
-                    arrival_s = round(when_s - first_s, 6)
-                    found.append(PlannedRequest(arrival_s=arrival_s, input_tokens=given, output_tokens=asked))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: must be a CSV table in UTF-8; {one_line(str(error), 200)}") from error
-    if not found:
-        raise UserError(f"{path}: a request trace needs at least one request with tokens in and out; there is none")
-    return tuple(found)
-
-
-def _read_time(cell: str | None, where: str) -> float:
-    text = (cell or "").strip()
-    try:
-        value = parse_number(text)
-    except ValueError:
-        try:
-            value = datetime.fromisoformat(text[:26]).timestamp()
-        except ValueError:
-            raise UserError(f"{where}: must be seconds or a date with a time, not {one_line(text, 40)!r}") from None
-    if not math.isfinite(value) or value < 0:
-        raise UserError(f"{where}: must be a time from 0 on, not {one_line(text, 40)!r}")
-    return value
-
-
-def _read_tokens(cell: str | None, where: str) -> int:
-    text = (cell or "").strip()
-    try:
-        value = parse_number(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 1e8 or not value.is_integer():
-        raise UserError(f"{where}: must be a whole number of tokens, 0 or more, not {one_line(text, 40)!r}")
-    return int(value)

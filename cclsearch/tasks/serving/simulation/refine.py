@@ -74,12 +74,18 @@ def read_load(card: Card, concurrency: float | None) -> PredictedLoad | None:
             return PredictedLoad((given.mean(), asked.mean()), None, float(len(requests)), is_uniform=False)
         arrivals = Arrivals(1 / float(gaps.mean()), float(gaps.std() / gaps.mean()), len(requests))
         return PredictedLoad((float(given.mean()), float(asked.mean())), arrivals, None, is_uniform=False)
-    if not {"input_len", "output_len"} <= set(work):
+    if "request_trace" in work:
+        drawn = draw_requests(card, 0)
+        lengths = (float(np.mean([r.input_tokens for r in drawn])), float(np.mean([r.output_tokens for r in drawn])))
+    elif {"input_len", "output_len"} <= set(work):
+        lengths = float(work["input_len"]), float(work["output_len"])
+    else:
         return None
-    lengths = float(work["input_len"]), float(work["output_len"])
     most = float(work["max_concurrency"]) if "max_concurrency" in work else concurrency
     if most is not None:
-        return PredictedLoad(lengths, None, most, is_uniform=work.get("lengths", "fixed") == "fixed")
+        return PredictedLoad(
+            lengths, None, most, is_uniform=work.get("lengths", "fixed") == "fixed" and "request_trace" not in work
+        )
     rate = read_arrivals(work, arrival, count_requests(work, find_rate(card)))
     return None if rate is None else PredictedLoad(lengths, rate, None, is_uniform=False)
 
