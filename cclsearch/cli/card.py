@@ -19,6 +19,7 @@ from cclsearch.cli.output import complain, show
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.text import plain
+from cclsearch.space.framework import choose_framework, find_framework
 from cclsearch.tasks.base import find_task
 
 
@@ -38,6 +39,8 @@ def _check(args: argparse.Namespace) -> int:
         try:
             report = inspect_card(name, args.overlay, args.set)
             card = require_stated(report)
+            if report.card is not None and find_framework(card.framework):
+                card = choose_framework(report.card)[0]
             inferred = [each.model_dump(mode="json") for each in card.inferred]
             facts = {"task": card.task, "inferred": inferred, "notes": card.notes, "open": report.say_open()}
             show({"card": name, **facts}, _describe_loaded(name, report, card), as_json=args.json)

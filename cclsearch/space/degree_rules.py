@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,7 +58,24 @@ def register_divides(name: str, degree: str, read: Callable[[Card], int], what: 
 
 
 register_divides("tp_divides_heads", "tp", lambda card: card.arch.num_heads, "attention heads")
-register_divides("tp_divides_kv_heads", "tp", lambda card: card.arch.num_kv_heads, "KV heads")
+
+
+@register_rule("tp_divides_kv_heads", "tp", parameters={"shared_since": str})
+def _tp_divides_kv_heads(card: Card, options: Mapping[str, Any]) -> Clause:
+    """`shared_since: 0.16`: since that version of the framework, also if none is stated, ranks may share a KV head."""
+    number, since = card.arch.num_kv_heads, options.get("shared_since")
+    shared = since and (read_version(card.framework_version) or (math.inf,)) >= read_version(since)
+    return (
+        f"tp divides the {number} KV heads{', or is a multiple of them' if shared else ''}",
+        lambda at: (number % at["tp"] == 0) | (bool(shared) & (at["tp"] % number == 0)),
+        lambda c: f"{number} KV heads / tp {c['tp']} = {number / c['tp']:g}",
+    )
+
+
+def read_version(text: str) -> tuple[int, ...]:
+    """The numbers of a version, to compare: (0, 16, 0) of `core_r0.16.0rc1`; () without one (`main`)."""
+    match = re.search(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 @register_rule("tp_divides_widths", "tp", parameters={"experts": bool})
