@@ -14,6 +14,8 @@ from cclsearch.core.content import RECORDINGS_FOLDER, content_roots, list_conten
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
+from cclsearch.launch.slurm.by_hand import list_doubts
+from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.plan.hardware import resolve_hardware
 
 IN_PROCESS = "in-process"
@@ -63,7 +65,7 @@ def choose_target(
         profile = load_profile(launcher)
         if profile.launcher == IN_PROCESS:
             raise UserError(f"--launcher {launcher}: only `cclsearch.search(card, measure)` in Python has the function")
-        return Target(profile, notes=_warn_too_few(card, profile))
+        return Target(profile, notes=(*_warn_too_few(card, profile), *_warn_unfilled(card, profile)))
     return _choose_default(card, may_simulate=may_simulate)
 
 
@@ -149,6 +151,14 @@ def _warn_too_few(card: Card, profile: Profile) -> tuple[str, ...]:
     if found >= hardware.num_accelerators:
         return ()
     return (f"{_describe_lack(card, hardware, found)}: trials that need them will fail",)
+
+
+def _warn_unfilled(card: Card, profile: Profile) -> tuple[str, ...]:
+    """Warnings about what a Slurm profile leaves to the cluster's defaults."""
+    if profile.launcher != "slurm":
+        return ()
+    hardware, _ = resolve_hardware(card, profile)
+    return tuple(list_doubts(profile.read_settings(SlurmSettings), hardware.accelerators_per_node))
 
 
 def _describe_lack(card: Card, hardware: Hardware, found: int) -> str:

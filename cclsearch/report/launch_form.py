@@ -50,14 +50,20 @@ class LaunchForm(Model):
 
     def as_shell(self) -> str:
         """The form as a shell script: comments, files, variables, command."""
-        lines = [f"# {one_line(line, 1000)}" for line in (self.title, f"checked: {self.checked}", *self.notes)]
+        comments, lines = self.as_parts()
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return "\n".join([*comments, *lines, *_wrap(self.command)])
+
+    def as_parts(self) -> tuple[list[str], list[str]]:
+        """Its comments, and the lines of shell that write its files."""
+        comments = [f"# {one_line(line, 1000)}" for line in (self.title, f"checked: {self.checked}", *self.notes)]
+        lines = []
         for name, text in self.files.items():
             end = "EOF"
             while end in text.splitlines():
                 end += "_"
             lines += [f"cat > {shlex.quote(name)} <<'{end}'", text.removesuffix("\n"), end]
-        lines += [f"export {name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        return "\n".join([*lines, *_wrap(self.command)])
+        return comments, lines
 
 
 def make_launch(card: Card, framework_name: str, config: Mapping[str, Any], *, seed: int = 0) -> LaunchForm:

@@ -11,6 +11,7 @@ import pytest
 from cclsearch.core.content import list_profiles
 from cclsearch.core.errors import UserError
 from cclsearch.launch.profile import load_profile, make_launcher, profile_from_mapping
+from cclsearch.launch.slurm import by_hand
 from cclsearch.launch.slurm.allocation import AllocationLauncher
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.script import (
@@ -205,3 +206,20 @@ def test_podman_gets_each_variable_by_name():
     assert words[:2] == ("podman-hpc", "run")
     assert {"--env=CCL_TP", "--env=RANK", "--volume=/runs:/runs"} <= set(words)
     assert words[-1] == "i"
+
+
+@pytest.mark.parametrize(
+    ("fields", "gres", "doubts"),
+    [
+        ({}, "gpu:8", ["names no partition", "no cpus_per_task"]),
+        ({"partition": "gpu", "cpus_per_task": 64}, "gpu:h100:8(S:0-1)", []),
+        ({"partition": "gpu", "options": {"cpus-per-gpu": 8}}, None, []),
+        ({"partition": "gpu", "exclusive": True}, "(null)", ["no node of the partition declares GPUs to Slurm"]),
+        ({"partition": "gpu", "exclusive": True, "gpu_request": "none"}, "(null)", []),
+    ],
+)
+def test_what_a_profile_leaves_open_is_a_warning(fields, gres, doubts, monkeypatch):
+    monkeypatch.setattr(by_hand, "ask_slurm", lambda command: gres)
+    said = list(by_hand.list_doubts(SlurmSettings(**fields), 8))
+    assert len(said) == len(doubts)
+    assert all(doubt in line for doubt, line in zip(doubts, said, strict=True))

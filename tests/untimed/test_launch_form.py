@@ -161,3 +161,23 @@ def test_space_explain_prints_the_launch_of_one_configuration(cli):
     assert "--config lacks pp, micro_batch_size, activation_checkpointing, zero_stage" in cli.err([*words, "tp=1,dp=2"])
     assert "torchrun" not in cli.out([*words, knobs.replace("tp=1", "tp=3")], 1), "it is not in the search space"
     assert "--launch needs one configuration" in cli.err(["space", "--workload", "tiny", "--launch"])
+
+
+@pytest.mark.parametrize(
+    ("framework", "tuned", "fixed"),
+    [
+        ("megatron", "--tensor-model-parallel-size", "--hidden-size"),
+        ("torchtitan", "    config.parallelism.tensor_parallel_degree = ", "config.training.seq_len"),
+        ("nanotron", "parallelism:\n  dp: ", "hidden_size"),
+        ("hf-trainer", '"per_device_train_batch_size": ', "max_steps"),
+        ("maxtext", "ici_fsdp_parallelism=", "base_emb_dim"),
+    ],
+)
+def test_a_patch_has_only_what_knobs_decide(framework, tuned, fixed, project, cli):
+    words = ["-w", "wl2", "--framework", framework, "-l", "simulate", "--budget", "1", "--name", "r", "--quiet"]
+    cli.out(["run", *words])
+    patch = cli.out(["best", "r", "--patch"])
+    launch = json.loads(cli.out(["best", "r", "--json"]))["launch"]
+    assert tuned in patch
+    assert fixed not in patch
+    assert fixed.removeprefix("config.") in " ".join([*launch["command"], *launch["files"].values()])

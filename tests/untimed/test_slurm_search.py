@@ -142,3 +142,26 @@ def test_a_killed_night_is_continued_and_a_stopped_one_leaves_no_job(cluster):
         summary = json.loads((runs / "nights" / "n" / "summary.json").read_text())
         assert summary["stopped"]
         assert [path.parent.name for path in (runs / "nights" / "n").glob("*/night.json")] == [summary["night"]]
+
+
+def test_the_job_script_of_the_best_trains_it_without_the_search(cluster, project):
+    (project / "launchers").mkdir()
+    (project / "launchers" / "cluster.yaml").write_text(
+        f"launcher: slurm\ncpu_only: true\npartition: train\npython: {sys.executable}\ncpus_per_task: 1\n"
+        "hardware: {num_accelerators: 2, accelerators_per_node: 1}\n"
+        "environment: {OMP_NUM_THREADS: 1, GLOO_SOCKET_IFNAME: lo}\n"
+    )
+    words = ["-w", "tiny", "-l", "simulate", "--budget", "1", "--name", "r", "--quiet"]
+    assert run_command("run", *words, "--knob", "dp=2", "--knob", "tp=1", "--knob", "pp=1", cwd=project).returncode == 0
+    refused = run_command("best", "r", "--sbatch", cwd=project)
+    assert (refused.returncode, "simulate starts no jobs of Slurm" in refused.stderr) == (2, True), refused.stderr
+    shown = run_command("best", "r", "--sbatch", "cluster", cwd=project)
+    assert "#SBATCH --nodes=2" in shown.stdout, shown.stderr
+    (project / "job.sbatch").write_text(shown.stdout)
+    done = subprocess.run(
+        ["sbatch", "--wait", "job.sbatch"], cwd=project, capture_output=True, timeout=120, check=False
+    )
+    log = "".join(path.read_text() for path in project.glob("slurm-*.log"))
+    assert done.returncode == 0, log
+    result = json.loads((project / "result.json").read_text())
+    assert (result["status"], result["world_size"]) == ("ok", 2)

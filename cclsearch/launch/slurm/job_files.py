@@ -26,6 +26,7 @@ from cclsearch.launch.collect import collect_end
 from cclsearch.launch.contract import RESULT_FILE, TRACE_FOLDER, RunStatus, trial_environment
 from cclsearch.launch.ownership import find_attempt_files, read_inode, run_folder_of
 from cclsearch.launch.slurm.commands import ListedJob, array_of
+from cclsearch.launch.slurm.node import srun_command
 from cclsearch.launch.slurm.script import Shape, choose_shape, container_prefix, mounted_folders, srun_arguments
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.space.promises import RequiredVariable
@@ -216,8 +217,11 @@ def describe_job_spec(spec: JobSpec) -> list[str]:
         "--master-addr=HEAD --master-port=PORT"
     ]
     words = [*spec.prefix, spec.python, *(ranks if spec.runner == "torchrun" else []), str(spec.script)]
+    srun = srun_command(spec.model_dump(mode="json"), str(spec.folder / SPEC_FILE))
     return [
-        f"it runs, through srun as one task on each of {spec.nodes} nodes, for at most {spec.timeout_s:.0f} s:",
+        f"node.py starts this once, for at most {spec.timeout_s:.0f} s, from a copy of this script:",
+        f"  {shlex.join(srun)}",
+        "which starts on each node, with these variables:",
         *(f"  {name}={shlex.quote(value)}" for name, value in sorted(spec.environment.items())),
         f"  {' '.join(words)}",
     ]
