@@ -127,7 +127,7 @@ def check_gpus() -> Check:
         return Check.of("gpus", False, "no command nvidia-smi", remedy)
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, errors="replace", timeout=COMMAND_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check.of("gpus", False, f"nvidia-smi: {one_line(str(error))}", "repair the driver")
     names = [one_line(line, 60) for line in done.stdout.splitlines() if line.strip()]

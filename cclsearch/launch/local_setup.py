@@ -66,7 +66,7 @@ def _check_package(package: str, python: str, variables: Mapping[str, str]) -> C
     answer = subprocess.run(
         [python, "-c", _FIND_PACKAGE, package],
         capture_output=True,
-        text=True,
+        errors="replace",
         timeout=60,
         env=dict(variables),
         stdin=subprocess.DEVNULL,

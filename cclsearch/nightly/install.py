@@ -200,17 +200,27 @@ def install_table(plan: InstallPlan, program: str) -> None:
     """Put the block into the user's table with `crontab` or `scrontab`; the other lines do not change."""
     if shutil.which(program) is None:
         raise UserError(f"no command `{program}` here: `--dry-run` prints the entry, to be entered elsewhere")
-    listed = subprocess.run([program, "-l"], capture_output=True, text=True, timeout=60, check=False)
+    listed = _call(program, "-l")
     table = listed.stdout if listed.returncode == 0 else ""
     if listed.returncode != 0 and "no crontab" not in listed.stderr.lower():
         raise UserError(f"`{program} -l` failed, and nothing was changed: {' '.join(listed.stderr.split())[:200]}")
     # In scrontab the lines above an entry are its options, so ours keeps its position; CRON_TZ applies to all below.
     slurm = program == "scrontab"
     text = replace_block(table, plan, render_cron(plan, slurm=slurm), in_place=slurm)
-    done = subprocess.run([program, "-"], input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = _call(program, "-", table=text)
     if done.returncode != 0:
         answer = " ".join(f"{done.stderr} {done.stdout}".split())[:200]
         raise UserError(f"`{program}` refused the entry: {answer}; your table was not changed")
+
+
+def _call(program: str, word: str, table: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `crontab` or `scrontab`; a table need not be UTF-8. UserError if it does not run or gives no answer."""
+    try:
+        return subprocess.run(
+            [program, word], input=table, capture_output=True, timeout=60, check=False, errors="surrogateescape"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"`{program} {word}` does not work: {error}; look at your table, then try again") from None
 
 
 def install_nights(plan: InstallPlan, how: str, *, dry_run: bool = False) -> list[str]:

@@ -99,7 +99,7 @@ def count_local_gpus() -> int:
         if shutil.which(command[0]) is None:
             continue
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+            done = subprocess.run(command, capture_output=True, errors="replace", timeout=20, check=False)
         except (OSError, subprocess.TimeoutExpired):
             continue
         if done.returncode == 0:

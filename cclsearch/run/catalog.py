@@ -18,8 +18,13 @@ LAST = "last"
 
 
 def runs_folder(chosen: Path | None = None) -> Path:
-    """Return the folder of runs: the chosen one, else the project's."""
-    return chosen if chosen is not None else project_root() / load_settings().runs
+    """Return the folder of runs: the chosen one, else the project's; UserError if a ledger could not hold its path."""
+    folder = chosen if chosen is not None else project_root() / load_settings().runs
+    if b"?" in str(folder.absolute()).replace("?", "").encode(errors="replace"):
+        raise UserError(
+            f"the folder of runs, {str(folder.absolute())!r}, must be UTF-8 text: rename it, or give --runs"
+        )
+    return folder
 
 
 def find_run(name: str, chosen: Path | None = None) -> Path:

@@ -285,3 +285,14 @@ def test_an_unreadable_folder_is_a_user_error(command, project, cli):
             assert cli.err([*shlex.split(command), str(closed)]).count("\n") == 1
     finally:
         closed.chmod(0o700)
+
+
+@pytest.mark.parametrize("command", ["run -w wl2 --launcher replay", "status", "nightly nightly.yaml"])
+def test_a_project_whose_path_a_ledger_cannot_hold_is_refused_in_one_line(project, tmp_path, monkeypatch, cli, command):
+    odd = tmp_path / os.fsdecode(b"a\xff?")
+    odd.mkdir()
+    (odd / "ccl-search.yaml").write_text("{}\n")
+    (odd / "nightly.yaml").write_text("budget: {trials: 1}\njobs: [{workload: wl2, launcher: replay}]\n")
+    monkeypatch.chdir(odd)
+    assert "must be UTF-8 text" in cli.err(command.split())
+    assert not (odd / "runs").exists()

@@ -200,6 +200,21 @@ def test_installing_into_a_crontab_keeps_the_rest_and_replaces_its_own(nightly_p
     assert text.count("CRON_TZ=Europe/Paris") == 1
 
 
+def test_a_table_that_is_not_utf8_is_kept_byte_by_byte(nightly_project, monkeypatch):
+    table = put_tables_tool(nightly_project, "crontab", monkeypatch)
+    table.write_bytes(b"# caf\xe9\n")
+    write(start="22:00 Europe/Paris")
+    assert main(["nightly", "install", "nightly.yaml", "--cron"]) == 0
+    assert table.read_bytes().startswith(b"# caf\xe9\n# begin")
+
+
+def test_a_crontab_that_cannot_be_run_is_named(nightly_project, monkeypatch, cli):
+    put_tables_tool(nightly_project, "crontab", monkeypatch)
+    (nightly_project / "tools/crontab").write_bytes(b"\x7fELF of another machine")
+    write(start="22:00 Europe/Paris")
+    assert "`crontab -l` does not work: " in cli.err(["nightly", "install", "nightly.yaml", "--cron"])
+
+
 def test_reinstalling_into_a_scrontab_keeps_the_lines_around_it(nightly_project, monkeypatch):
     table = put_tables_tool(nightly_project, "scrontab", monkeypatch)
     above = "#SCRON --qos=mine\n5 5 * * * echo hello\n#SCRON --mem=4G\n"

@@ -13,11 +13,17 @@ from slurm.trials import make_job
 
 from cclsearch.core.errors import UserError
 from cclsearch.launch.base import Handle, JobState, JobStatus
-from cclsearch.launch.slurm.commands import expand_ids, query_job
+from cclsearch.launch.slurm.commands import SlurmUnavailable, expand_ids, parse_duration, query_job, read_queue
 from cclsearch.launch.slurm.job_files import RunScript, Submission, make_job_spec
 from cclsearch.launch.slurm.launcher import SlurmLauncher
 from cclsearch.launch.slurm.settings import SlurmSettings
-from cclsearch.launch.slurm.submit import render_chunk
+from cclsearch.launch.slurm.submit import (
+    DEFAULT_MAX_ARRAY,
+    DEFAULT_MAX_JOBS,
+    find_max_array,
+    find_max_jobs,
+    render_chunk,
+)
 
 EARLIER, LATER = "2025-12-31T00:00:00", "2026-01-02T04:00:00"
 
@@ -210,3 +216,34 @@ def test_a_single_job_has_its_attempts_name_and_an_array_its_own(tmp_path):
     specs = [make_job_spec(job, RunScript(Path(__file__), "process", {}), settings) for job in jobs]
     assert "#SBATCH --job-name=mine-t0001-a1\n" in render_chunk(specs[:1], tmp_path, settings)
     assert "#SBATCH --job-name=mine-x2\n" in render_chunk(specs, tmp_path, settings)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "kill -INT $$",  # Ctrl-C reaches the tools of the search too
+        "exit 137",  # a site's wrapper whose sbatch was killed
+        "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2",
+        "head -c 3000 /dev/urandom",
+        "echo Submitted batch job ١٢٣",
+    ],
+)
+def test_an_sbatch_whose_answer_says_nothing_is_not_called_again_if_the_queue_has_its_job(slurm, tmp_path, answer):
+    listed = row("77", "RUNNING", "$(dirname $1)", "mine-t0001-a1")
+    slurm.write("sbatch", f'echo "{listed}" >{slurm.folder}/queue; echo >>{slurm.folder}/calls; {answer}')
+    launcher = open_run(tmp_path)
+    [handle] = launcher.submit([make_job(tmp_path / "mine", 1, ranks=1)])
+    for _ in range(3):
+        assert launcher.poll([handle])[0].state is JobState.RUNNING
+    assert (slurm.folder / "calls").read_text() == "\n"
+
+
+def test_tools_that_do_not_run_or_answer_in_endless_digits_stop_nothing(slurm):
+    for name in ("scontrol", "sacctmgr", "squeue"):
+        slurm.write(name, "printf 'MaxArraySize = '; head -c 100000 /dev/zero | tr '\\0' 9")
+    slurm.write("sacctmgr", "printf '|'; head -c 100000 /dev/zero | tr '\\0' 9; printf '|²\\n'")
+    assert (find_max_array(), find_max_jobs(SlurmSettings())) == (DEFAULT_MAX_ARRAY, DEFAULT_MAX_JOBS)
+    assert parse_duration(f"{'9' * 5000}:00") is None
+    (slurm.folder / "squeue").write_bytes(b"\x7fELF of another machine")
+    with pytest.raises(SlurmUnavailable, match="squeue cannot be run"):
+        read_queue()

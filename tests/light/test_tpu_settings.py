@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import re
 import tarfile
@@ -16,7 +17,9 @@ from cclsearch.launch.base import Handle
 from cclsearch.launch.profile import make_launcher, profile_from_mapping
 from cclsearch.launch.tpu_vm import worker
 from cclsearch.launch.tpu_vm.gcloud import (
+    Gcloud,
     GcloudError,
+    GcloudWorkerGroup,
     explain_refusal,
     has_label_name,
     make_label,
@@ -24,6 +27,7 @@ from cclsearch.launch.tpu_vm.gcloud import (
     name_resource,
 )
 from cclsearch.launch.tpu_vm.job import unpack_results
+from cclsearch.launch.tpu_vm.settings import TpuSettings
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,19 @@ def test_permanent_errors_are_distinguished_from_temporary_ones(said, permanent)
     error = GcloudError(explain_refusal(f"Request issued\n{said}\nmore", 1), said)
     assert error.is_permanent is permanent
     assert str(error).startswith("(gcloud)")
+
+
+@pytest.mark.parametrize("answer", ["[" * 200_000, "7", "[7]", '{"state": 7, "networkEndpoints": 7}', "", "\0" * 9])
+def test_an_answer_of_gcloud_that_cannot_be_used_is_an_unknown_state_or_an_error_of_gcloud(tmp_path, answer):
+    (tmp_path / "answer").write_text(answer)
+    tool = tmp_path / "gcloud"
+    tool.write_text(f"#!/bin/sh\ncat {tmp_path}/answer\n")
+    tool.chmod(0o755)
+    gcloud = Gcloud(TpuSettings.model_validate({"tpu": "n", "zone": "z", "gcloud": str(tool)}))
+    with contextlib.suppress(GcloudError):
+        assert gcloud.list_queued() == []
+        assert str(gcloud.describe_node("n")["state"]) in ("UNKNOWN", "7")
+        assert GcloudWorkerGroup(gcloud, "n", gcloud.describe_node("n")).addresses == ()
 
 
 @pytest.mark.parametrize(

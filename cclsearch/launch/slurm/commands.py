@@ -183,10 +183,13 @@ def run_slurm(
         )
     except subprocess.TimeoutExpired:
         raise SlurmUnavailable(f"{command[0]} gave no answer in {timeout_s:.0f} s") from None
+    except OSError as error:
+        raise SlurmUnavailable(f"{command[0]} cannot be run: {error.strerror}") from None
     if done.returncode == 0:
         return done.stdout
     message = one_line(done.stderr or done.stdout or f"{command[0]} ended with {done.returncode}", 600)
-    if any(refusal.means == "unavailable" for refusal in read_refusals("slurm", message)):
+    is_killed = done.returncode < 0 or done.returncode > 128  # by Ctrl-C: sbatch may have submitted the job before
+    if is_killed or any(refusal.means == "unavailable" for refusal in read_refusals("slurm", message)):
         raise SlurmUnavailable(message)
     raise SlurmRefusal(message)
 
@@ -256,7 +259,7 @@ def array_of(job_id: str) -> str:
 
 def parse_duration(text: str) -> float | None:
     """Return the seconds of `D-HH:MM:SS`, `HH:MM:SS`, `MM:SS`; None for `UNLIMITED`, `INVALID`, `NOT_SET`."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    match = re.fullmatch(r"(?:([0-9]{1,9})-)?(?:([0-9]{1,9}):)?([0-9]{1,9}):([0-9]{1,9})", text.strip())
     if match is None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())

@@ -385,7 +385,7 @@ def find_node_address(name: str) -> str | None:
     """Return `NodeAddr` of a node by scontrol, or None."""
     try:
         shown = subprocess.run(
-            ["scontrol", "show", "node", name], capture_output=True, text=True, timeout=20, check=False
+            ["scontrol", "show", "node", name], capture_output=True, errors="replace", timeout=20, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -267,7 +267,7 @@ TIMEOUT_S = 20.0
 def find_max_array() -> int:
     """Return the maximum number of tasks in an array: MaxArraySize minus one, or Slurm's default of 1000."""
     text = ask_slurm(["scontrol", "show", "config"], timeout_s=TIMEOUT_S) or ""
-    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", text, re.MULTILINE)
+    match = re.search(r"^MaxArraySize\s*=\s*([0-9]{1,9})\b", text, re.MULTILINE)
     return max(1, int(match.group(1)) - 1) if match else DEFAULT_MAX_ARRAY
 
 
@@ -278,7 +278,7 @@ def find_max_jobs(settings: SlurmSettings) -> int:
     limits = [row[1:] for row in associations if row[0] in {"", settings.partition or ""}]
     if settings.qos is not None:
         limits += _show("qos", settings.qos, "format=MaxSubmitJobsPerUser,MaxSubmitJobsPerAccount,GrpSubmitJobs")
-    numbers = [max(1, int(limit)) for row in limits for limit in row if limit.isdigit()]
+    numbers = [max(1, int(limit)) for row in limits for limit in row if re.fullmatch("[0-9]{1,9}", limit)]
     return min([settings.max_jobs or DEFAULT_MAX_JOBS, *numbers])
 
 

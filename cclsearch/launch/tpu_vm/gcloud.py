@@ -6,7 +6,6 @@ The arguments follow the reference pages of `tpu-vm ssh`, `tpu-vm scp`, `tpu-vm 
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import shutil
@@ -16,6 +15,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from cclsearch.core.errors import UserError
+from cclsearch.core.job_file import parse_json
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Model
 from cclsearch.launch.base import write_model
@@ -85,7 +85,7 @@ class Gcloud:
         """Return the command's answer, parsed from JSON; raises GcloudError if it fails or is not JSON."""
         text = self.run(*words, "--format=json")
         try:
-            return json.loads(text or "null")
+            return parse_json(text or "null")
         except ValueError:
             raise GcloudError(f"gcloud's answer is not JSON: {one_line(text, 100)}", "") from None
 
@@ -129,7 +129,7 @@ class Gcloud:
     def list_queued(self) -> list[Mapping[str, Any]]:
         """Return every queued resource of the zone."""
         found = self.run_json("queued-resources", "list")
-        return [item for item in found or [] if isinstance(item, Mapping)]
+        return [item for item in (found if isinstance(found, list) else []) if isinstance(item, Mapping)]
 
     def _describe(self, kind: str, name: str) -> Mapping[str, Any]:
         try:
@@ -146,7 +146,8 @@ class GcloudWorkerGroup:
 
     def __init__(self, gcloud: Gcloud, name: str, node: Mapping[str, Any]) -> None:
         self.gcloud, self.name = gcloud, name
-        endpoints = node.get("networkEndpoints") or []
+        found = node.get("networkEndpoints")
+        endpoints = found if isinstance(found, list) else []
         self.addresses = tuple(str(e["ipAddress"]) for e in endpoints if isinstance(e, Mapping) and "ipAddress" in e)
 
     def push(self, file: Path, name: str, processes: Sequence[int]) -> Mapping[int, str]:

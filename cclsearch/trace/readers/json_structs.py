@@ -6,7 +6,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -20,13 +20,17 @@ KEEP_DIGITS = 12
 _LONG_TIME = re.compile(rb'(?P<key>"ts":\s*)(?P<digits>[1-9]\d*)\.\d')
 
 
+Id = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | str
+"""Process or thread; the slow way reads other numbers as 0."""
+
+
 class Span(msgspec.Struct, tag_field="ph", tag="X", gc=False):
     """A complete event; `args` stays undecoded until needed (for XLA, process and thread are plane and line)."""
 
     cat: str = ""
     name: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
+    pid: Id = 0
+    tid: Id = 0
     ts: float = 0.0
     dur: float = 0.0
     args: msgspec.Raw = NO_ARGS
@@ -36,8 +40,8 @@ class Meta(msgspec.Struct, tag_field="ph", tag="M", gc=False):
     """The name of a process or thread."""
 
     name: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
+    pid: Id = 0
+    tid: Id = 0
     args: msgspec.Raw = NO_ARGS
 
 

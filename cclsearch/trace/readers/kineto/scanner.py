@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from cclsearch.trace.events import Kind
 from cclsearch.trace.names.kinds import KINETO_KINDS
-from cclsearch.trace.readers.json_structs import Meta, TimePrefix
+from cclsearch.trace.readers.json_structs import Id, Meta, TimePrefix
 
 VERSION = 8
 SWITCH = "CCL_NATIVE"
@@ -405,4 +405,5 @@ def _read_thread(raw: bytes) -> tuple[int | str, int | str]:
 
 
 def _read_id(raw: bytes) -> int | str:
-    return _read_name(raw[1:-1]) if raw.startswith(b'"') else int(raw)
+    found: int | str = _read_name(raw[1:-1]) if raw.startswith(b'"') else msgspec.json.decode(raw, type=Id)
+    return found
