@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common import IllegalConfig, MissingRequirement, Trial, find_packages_first, learning_rate, limit_memory, run_rank
+from options import apply_options
 from step_window import StepWindow, count_steps
 
 PRECISIONS = ("fp32", "bf16")
@@ -30,12 +31,11 @@ def render_config(data: Mapping[str, Any]) -> dict[str, Any]:
         raise IllegalConfig(f"zero_stage must be 0, 1, 2 or 3, but it is {stage}")
     if data["precision"] not in PRECISIONS:
         raise IllegalConfig(f"precision must be one of {', '.join(PRECISIONS)}, not {data['precision']!r}")
-    zero: dict[str, Any] = {"stage": stage, "overlap_comm": bool(config.get("overlap_grad_reduce", False))}
-    return {
+    rendered = {
         "train_batch_size": data["global_batch_size"],
         "train_micro_batch_size_per_gpu": trial.micro_batch_size,
         "gradient_accumulation_steps": int(data["gradient_accumulation"]),
-        "zero_optimization": zero,
+        "zero_optimization": {"stage": stage},
         # the optimizer is torch's AdamW, as in `cpu`, on every device
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -43,6 +43,7 @@ def render_config(data: Mapping[str, Any]) -> dict[str, Any]:
         "gradient_clipping": 0.0,  # DeepSpeed 0.19 clips to a norm of 1 unless it is given
         "steps_per_print": 1_000_000,
     }
+    return apply_options(rendered, data.get("options", ()))
 
 
 def train(trial: Trial) -> None:

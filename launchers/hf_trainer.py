@@ -32,6 +32,7 @@ from common import (
     torchrun_words,
 )
 from hf_config import FAMILIES, describe_shape
+from options import apply_options
 from step_window import StepWindow, count_steps
 
 STAGES = {0: None, 2: False, 3: True}
@@ -76,7 +77,7 @@ def render_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
         raise IllegalConfig(f"precision must be one of {', '.join(PRECISIONS)}, not {data['precision']!r}")
     if stage not in STAGES:
         raise IllegalConfig(f"zero_stage must be one of {', '.join(map(str, STAGES))}, but it is {stage}")
-    return {
+    rendered = {
         "per_device_train_batch_size": trial.micro_batch_size,
         "gradient_accumulation_steps": int(data["gradient_accumulation"]),
         "max_steps": count_steps(trial),
@@ -100,6 +101,7 @@ def render_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
         **({} if stage else {"ddp_find_unused_parameters": False}),
         **({"fsdp": True, "fsdp_config": _fsdp(data, stage, checkpointing)} if stage else {}),
     }
+    return apply_options(rendered, data.get("options", ()))
 
 
 def describe_model(data: Mapping[str, Any]) -> dict[str, Any]:

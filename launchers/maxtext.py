@@ -36,8 +36,8 @@ from step_window import count_steps
 DEFAULT_COMMAND = "python -m maxtext.trainers.pre_train.train"
 METRICS_FILE = "maxtext-metrics.jsonl"
 """What MaxText writes at each step; its log rounds losses and hides those of the first and last profiled steps."""
-DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-"""Precision -> MaxText's name of it."""
+DTYPES = {"fp32": "float32", **dict.fromkeys(("bf16", "fp8", "fp8-full", "fp8-delayed", "mxfp8", "nvfp4"), "bfloat16")}
+"""Precision -> MaxText's name of the dtype that is not quantized."""
 BALANCES = {
     "aux_loss": {"load_balance_loss_weight": 1e-3},
     "bias": {"routed_bias": True, "routed_score_func": "sigmoid"},
@@ -55,6 +55,7 @@ _MEMORY = re.compile(r"Using \(GB\) (?P<used>[0-9.]+) / (?P<limit>[0-9.]+)")
 def render_options(data: Mapping[str, Any], folder: Path) -> list[str]:
     """Return MaxText's settings for one `config.json`; ValueError for an undocumented setting. A pure function."""
     settings = {**_model(data["arch"]), **_training(data), **_parallelism(data), **_running(data, folder)}
+    settings |= dict(word.split("=", 1) for word in data.get("options", ()))
     check_options(settings, "maxtext")
     return [f"{name}={_write_value(value)}" for name, value in settings.items()]
 

@@ -27,7 +27,7 @@ from common import (
     torchrun_notes,
     torchrun_words,
 )
-from options import check_options
+from options import apply_options, check_options
 from step_window import StepWindow, count_steps
 
 HERE = Path(__file__).resolve().parent
@@ -61,6 +61,7 @@ def render_config(data: Mapping[str, Any]) -> dict[str, Any]:
         "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": 1_000_000},
         "logging": {"log_level": "info", "log_level_replica": "info", "iteration_step_info_interval": 1},
     }
+    apply_options(config, data.get("options", ()))
     check_options(list_fields(config), "nanotron")
     return config
 

@@ -31,16 +31,14 @@ MODULE = "card_config"
 """Name of the module that a launch by hand writes."""
 CHECKPOINTING = {"none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()"}
 """Mode -> torchtitan's object, as Python."""
-DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-"""Precision -> torchtitan's name of it."""
-SWITCHES = {"compile": "--compile.enable", "async_tp": "--compile.enable_async_tensor_parallel"}
-"""Knob -> option that it adds if it is true."""
+DTYPES = {"fp32": "float32", **dict.fromkeys(("bf16", "fp8", "mxfp8", "nvfp4"), "bfloat16")}
+"""Precision -> torchtitan's name of the weights' dtype."""
 
 
 def render_options(data: Mapping[str, Any]) -> list[str]:
     """Return torchtitan's arguments for one `config.json`; ValueError for an undocumented option. A pure function."""
     words = ["--module", "torchtitan_model", "--config", "make_config", *_training(data), *_parallelism(data)]
-    words += [option for knob, option in SWITCHES.items() if data["config"].get(knob)]
+    words += data.get("options", ())
     # last: options after it would be parsed as the mode's own
     words.append(f"activation_checkpoint:{data['config'].get('activation_checkpointing', 'none')}")
     options = [word for word in words if word.startswith(("--", "activation_checkpoint:"))]
@@ -112,7 +110,7 @@ def _training(data: Mapping[str, Any]) -> list[str]:
         *("--training.local_batch_size", str(local)),
         *("--training.global_batch_size", str(data["global_batch_size"])),
         *("--training.seq_len", str(data["seq_len"]), "--training.steps", str(steps)),
-        *("--training.mixed_precision_param", DTYPES[data["precision"]], "--training.disable_cuda_graphs"),
+        *("--training.mixed_precision_param", DTYPES[data["precision"]]),
         *("--parallelism.pipeline_parallel_microbatch_size", str(micro_batch)),
         *("--debug.seed", str(data["seed"]), "--metrics.log_freq", "1"),
     ]
@@ -154,7 +152,7 @@ def _choose_schedule(data: Mapping[str, Any]) -> str:
     if chunks not in (1, 2):
         raise IllegalConfig(f"virtual_pipeline must be 1 or 2, but it is {chunks}")
     if chunks == 2:
-        return "Interleaved1F1B"
+        return str(config.get("pipeline_schedule", "default")).replace("default", "Interleaved1F1B")
     return "GPipe" if data["gradient_accumulation"] < int(config.get("pp", 1)) else "1F1B"
 
 
@@ -188,7 +186,9 @@ def train(trial: Trial) -> None:
             "global_batch_size": trainer.gradient_accumulation_steps * config.training.local_batch_size * batch,
             "seq_len": config.training.seq_len,
             "num_layers": len(config.model_spec.model.layers),
-            "precision": next(p for p, dtype in DTYPES.items() if dtype == config.training.mixed_precision_param),
+            "precision": next(
+                p for p in (trial.data["precision"], *DTYPES) if DTYPES[p] == config.training.mixed_precision_param
+            ),
         }
 
     def record_loss(step: int, loss: float, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from common import IllegalConfig, number_sequences, read_trial
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.data import IterableDataset
+from torchtitan.components import quantization
 from torchtitan.components.checkpoint import CheckpointManager
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.loss import CrossEntropyLoss
@@ -28,6 +30,13 @@ from torchtitan.models.common.config_utils import decoder_vocab_size, make_ffn_c
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.trainer import Trainer
+
+QUANTIZED = {
+    "fp8": partial(quantization.Float8LinearConverter.Config, filter_fqns=["lm_head"]),
+    "mxfp8": partial(quantization.MXFP8LinearConverter.Config, fqns=["layers"]),
+    "nvfp4": partial(quantization.NVFP4LinearConverter.Config, fqns=["layers"]),
+}
+"""Precision -> torchtitan's conversion of the linear layers of all blocks."""
 
 
 class TokenRule(IterableDataset):
@@ -136,6 +145,9 @@ def make_config() -> Trainer.Config:
     """Return the trainer's configuration for the trial that the environment names; options add the rest."""
     data = read_trial().data
     spec = make_spec(data["arch"], data["seq_len"])
+    if data["precision"] in QUANTIZED:
+        converter = QUANTIZED[data["precision"]](model_compile_enabled=data["config"].get("compile", True))
+        spec.model = converter.build().convert(spec.model)
     return Trainer.Config(
         model_spec=spec,
         loss=CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(spec)),

@@ -100,6 +100,7 @@ PRECISIONS = {
 }
 """Alternative names of a dtype -> the name used here."""
 _RATE_OF = {"mxfp8": "fp8", "fp8_e5m2": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
+_RATE_OF |= dict.fromkeys(("fp8-delayed", "fp8-blockwise", "fp8-full"), "fp8")
 """Formats of scaled blocks -> the dtype whose units compute them at the same rate."""
 # bf16 for fp32 is JAX's default on TPUs.
 _COMPUTED_AS = {

@@ -338,6 +338,12 @@ def has_knob(name: str, meaning: str) -> bool:
     return framework is not None and any(canonical_name(knob.name) == meaning for knob in framework.all_knobs)
 
 
+def find_levers(name: str) -> dict[str, FrameworkKnob]:
+    """Return the levers of a framework by name; none for an unknown one."""
+    framework = _find_known(name, tuple(content_roots()))
+    return {} if framework is None else {lever.name: lever for lever in framework.levers}
+
+
 @lru_cache(maxsize=64)
 def _find_known(name: str, roots: tuple[Path, ...]) -> Framework | None:
     """The framework in these content folders, if it can be read: predictions ask for it often, and files are slow."""

@@ -227,7 +227,7 @@ def test_knobs_of_xla_flags_are_joined():
         " --xla_tpu_data_parallel_opt_different_sized_ops=true --xla_tpu_scoped_vmem_limit_kib=81920"
     }
     assert maxtext.knob_environment({"xla_vmem_limit": "default"}) == {}
-    for knob in maxtext.optional_knobs:
+    for knob in (knob for knob in maxtext.optional_knobs if knob.env):
         assert set(knob.writes) == set(knob.choices) - {"default"}
 
 
@@ -308,7 +308,8 @@ def test_a_script_that_trains_itself_reads_every_knob_of_its_framework(name):
     """Its launch is `config.json`, which has every knob: what matters is that the script reads it."""
     framework = load_framework(name)
     read = list_texts(framework.script_path)
-    knobs = {knob.name for knob in (*framework.knobs, *framework.optional_knobs) if knob.env is None}
+    knobs = {knob.name for knob in (*framework.knobs, *framework.optional_knobs) if not (knob.env or knob.adds)}
+    assert "options" in read or not any(knob.adds for knob in framework.all_knobs)
     # `Trial.micro_batch_size` of common.py reads this one
     assert knobs - read - {"micro_batch_size"} == set()
 

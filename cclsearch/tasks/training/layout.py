@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
-from cclsearch.space.framework import find_behaviour, has_knob
+from cclsearch.space.framework import find_behaviour, find_levers, has_knob
 from cclsearch.space.knobs import meaning_of
-from cclsearch.space.table import Knob, Space
+from cclsearch.space.table import RECORDED_RULES, Knob, Space
 from cclsearch.stats.columns import read_choices
 from cclsearch.tasks.training.stages import EVEN, SPLIT_KNOB
 
@@ -222,6 +222,8 @@ def read_layout(card: Card, space: Space) -> Layout:
     if not has_sequence_knob:
         splits_sequence = np.full(len(space), float(bool(behaviour.sequence_parallel)))
     eager = 1.0 - _by_choice(space, "compile", _as_switch)
+    if space.find("compile") is None and space.rules != RECORDED_RULES and "compile" in find_levers(card.framework):
+        eager = np.zeros(len(space))  # a lever: compiled unless a trial says otherwise
     partial_ones = _by_choice(space, "activation_checkpointing", _as_partial) > 0
     dropped, repeated = behaviour.selective or (PARTIAL_SHARE, PARTIAL_COST)
     return Layout(

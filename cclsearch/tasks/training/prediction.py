@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from cclsearch.card.arch import tokens_per_step
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.metrics import PEAK_MEMORY
+from cclsearch.core.values import format_knob_value
+from cclsearch.space.framework import find_levers
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, MemoryForm, Predictor
-from cclsearch.stats.columns import take_rows
+from cclsearch.stats.columns import read_choices, take_rows
 from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.machine import Machine, read_machine
 from cclsearch.tasks.training import memory, staged, time
@@ -102,10 +104,9 @@ def make_predictor(card: Card, space: Space, priors: Priors | None = None) -> Pr
     is_measured = card.hardware.links is not None
     time_prior = expect_measured_links(priors.time) if is_measured else priors.time
     metrics = {metric.name: metric for metric in METRICS}
-    steps = PartsModel(_in_each_precision(card, staged.staged_time), time.combine_time, time.split_time, layout)
-    peaks = PartsModel(
-        _in_each_precision(card, staged.staged_memory), memory.combine_memory, memory.split_memory, layout
-    )
+    times, sizes = _in_each_precision(card, staged.staged_time), _in_each_precision(card, staged.staged_memory)
+    steps = PartsModel(times, time.combine_time, time.split_time, layout, _log_effects(card, space, 0))
+    peaks = PartsModel(sizes, memory.combine_memory, memory.split_memory, layout, _log_effects(card, space, 1))
     step_time = ClosedForm(
         metrics[STEP_TIME], time.MULTIPLIERS, time_prior, steps.log_cost, steps.split, "time_parts_s", "s/step"
     )
@@ -165,8 +166,10 @@ class PartsModel:
         combine: Callable[[Any, Array], Array],
         split: Callable[[Any, Array], Mapping[str, Array]],
         layout: Layout,
+        log_effects_N: Array,
     ) -> None:
         self._compute, self._combine, self._split, self._layout = compute, combine, split, layout
+        self._log_effects_N = log_effects_N
 
     @cached_property
     def parts(self) -> Any:
@@ -175,8 +178,8 @@ class PartsModel:
 
     def log_cost(self, rows: NDArray[np.int64]) -> RowModel:
         """Return the model log multipliers -> log cost at these rows."""
-        parts = select_rows(self.parts, rows)
-        return lambda theta: np.asarray(np.log(self._combine(parts, theta)))
+        parts, log_effects = select_rows(self.parts, rows), self._log_effects_N[rows]
+        return lambda theta: np.asarray(np.log(self._combine(parts, theta)) + log_effects)
 
     def split(self, theta_P: Array) -> dict[str, Array]:
         """Return part -> (N,) its share of the cost, computed block by block."""
@@ -185,8 +188,17 @@ class PartsModel:
         for start in range(0, max(size, 1), BLOCK_ROWS):
             block = slice(start, min(start + BLOCK_ROWS, size))
             for name, values in self._split(self._compute(take_rows(self._layout, block)), theta_P).items():
-                parts.setdefault(name, np.empty(size))[block] = values
+                parts.setdefault(name, np.empty(size))[block] = values * np.exp(self._log_effects_N[block])
         return parts
+
+
+def _log_effects(card: Card, space: Space, which: int) -> Array:
+    """(N,) log of the published effects of levers on step time (0) or peak memory (1)."""
+    levers, total = find_levers(card.framework), np.zeros(len(space))
+    for knob in (knob for knob in space.knobs if knob.name in levers):
+        effect = levers[knob.name].effect
+        total += read_choices(space, knob, lambda c, at=effect: np.log(at.get(format_knob_value(c), (1.0, 1.0))[which]))
+    return total
 
 
 def _find_undeclared(at: Layout) -> dict[str, tuple[tuple[float, float | None], ...]]:
