@@ -133,6 +133,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
             budget=args.budget or settings.budget or DEFAULT_BUDGET,
             trial_timeout_s=args.timeout_min * 60,
             early_stop=not args.no_early_stop,
+            levers=not args.no_levers,
             **take(args, "parallel", "confirm", "max_hours", "max_node_hours"),
             **take(args, "keep_going", "control_every", "stop_early"),
         ),

@@ -12,9 +12,10 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from cclsearch.card.model import PRECISION
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import count_of
-from cclsearch.core.values import Config, Provenance
+from cclsearch.core.values import Config, Provenance, format_knob_value
 from cclsearch.evaluation.other_trials import find_baseline
 from cclsearch.evaluation.reference import rank_references
 from cclsearch.evaluation.trial_input import make_input
@@ -51,6 +52,7 @@ class TrialComparison:
         self._ballots: dict[str, Ballot] = {}
         self._num_references: dict[str, int] = {}
         self._without_rows: set[str] = set()
+        self._configs: dict[int, Config] = {}
         self._num_read = 0
         self._baseline: int | None = None
 
@@ -71,7 +73,9 @@ class TrialComparison:
         """Record the trials whose verdict has changed since others finished, and new scores if the baseline changed."""
         state = writer.state
         self._read(state)
-        for ballot in [ballot for ballot in self._ballots.values() if len(ballot.groups) > 1]:
+        for ballot in self._ballots.values():
+            if len(ballot.groups) < 2 and not self._changes(self._configs[ballot.trials[0]]):
+                continue
             for number in ballot.trials:
                 trial = state.trials[number]
                 assert trial.outcome is not None
@@ -108,9 +112,15 @@ class TrialComparison:
         None if it cannot or need not be: it opened none, it would refuse nothing, or another trial has its nonce.
         """
         self._read(state)
+        *_, kind = self._kinds(trial)
+        if (changes := self._changes(trial.config)) and self._max_deviation and trial.outcome is not None:
+            tried = self._num_references.get(kind, 0)
+            if self._judge_numerics(trial, trial.outcome) is None and tried < MAX_RECOMPUTATIONS:
+                text = f"trains as trial {trial.number} without {', '.join(changes)}, on equal data and weights"
+                own = self._framework.undo_numerics(self._spec.card, trial.config)
+                return Proposal(own, "reference", text)
         if len(state.losses_by_config()) < MIN_COMPARED or trial.outcome is None:
             return None
-        *_, kind = self._kinds(trial)
         ballot = self._ballots.get(kind)
         is_done = ballot is None or len(ballot.trials) > 1 or self._num_references.get(kind, 0) >= MAX_RECOMPUTATIONS
         is_spent = sum(self._num_references.values()) >= max(self._spec.limits.budget, MAX_REFERENCE_ATTEMPTS)
@@ -146,6 +156,7 @@ class TrialComparison:
                 *_, kind = self._kinds(state.trials[trial.recomputes])
             if trial.purpose is Purpose.REFERENCE:
                 self._num_references[kind] = self._num_references.get(kind, 0) + 1
+            self._configs[number] = trial.config
             if trial.outcome is not None and self._can_vote(trial, trial.outcome):
                 for kind, vote in self._votes(trial, trial.outcome).items():
                     self._ballots[kind] = self._ballot(kind)
@@ -155,10 +166,40 @@ class TrialComparison:
     def _kinds(self, trial: Trial) -> tuple[str, ...]:
         """Return the kind of the trial and, after a blank, with the nonce of its timed window, if it has one."""
         kind, nonce = self._agreement.kind(make_input(self._spec, trial)), trial.outcome.nonce if trial.outcome else ""
+        kind += "".join(f"+{change}" for change in self._changes(trial.config) if not change.startswith(PRECISION))
         return (kind, f"{kind} {nonce}") if nonce else (kind,)
 
+    def _changes(self, config: Config) -> list[str]:
+        """Return `NAME=VALUE` of each knob by which a configuration computes other numbers than the card states."""
+        own = self._framework.undo_numerics(self._spec.card, config)
+        return [f"{name}={format_knob_value(value)}" for name, value in config.items() if own[name] != value]
+
+    @property
+    def _max_deviation(self) -> float:
+        return self._spec.card.max_loss_deviation or self._agreement.max_deviation
+
+    def _judge_numerics(self, trial: Trial, outcome: Outcome) -> Verdict | None:
+        """Return whether other numbers than the card's keep its losses; None without a trial to compare with."""
+        limit, config = self._max_deviation, self._framework.undo_numerics(self._spec.card, trial.config)
+        own = replace(trial, config=config, outcome=outcome)
+        votes = list(self._votes(trial, outcome).values()) if limit and config != trial.config else []
+        for kind, vote in reversed(list(zip(self._kinds(own), votes, strict=False))):
+            ballot = self._ballot(kind)
+            others = [v for group in ballot.groups for v in group.votes]
+            if math.isinf(ballot.bound):  # weights may depend on the layout
+                others = [v for v in others if self._configs[v.trial] == own.config]
+            if others:
+                found = vote.deviate(others[0])
+                detail = (
+                    f"with {', '.join(self._changes(trial.config))}, its {self._agreement.values} have a"
+                    f" {self._agreement.deviation} of {found.size:.1e} from those of trial {others[0].trial}, which has"
+                    f" the card's {kind.partition(' ')[0]}; at most {limit:.1e} is allowed (max_loss_deviation)"
+                )
+                return Verdict(rule=self._agreement.rule, ok=found.size <= limit, detail=detail)
+        return None
+
     def _bound(self, kind: str) -> float:
-        bound = self._agreement.bound(self._framework, kind.partition(" ")[0])
+        bound = self._agreement.bound(self._framework, kind.partition(" ")[0].partition("+")[0])
         return math.inf if bound is None else bound
 
     def _ballot(self, kind: str) -> Ballot:
@@ -201,6 +242,8 @@ class TrialComparison:
         if len(verdicts) > 1 and verdicts[0].ok:
             detail = f"before the timed window, {verdicts[0].detail}"
             verdicts[0] = verdicts[0].model_copy(update={"detail": detail})
+        if (numerics := self._judge_numerics(trial, outcome)) is not None:
+            verdicts.append(numerics)
         nothing = Verdict(rule=self._agreement.rule, ok=None, detail="there is nothing to compare it with yet")
         return min(reversed(verdicts), key=lambda verdict: (False, True, None).index(verdict.ok), default=nothing)
 

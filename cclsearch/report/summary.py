@@ -11,7 +11,7 @@ from typing import Any
 from cclsearch.core.content import trial_folder
 from cclsearch.core.metrics import NUM_ACCELERATORS
 from cclsearch.core.text import count_of, one_line
-from cclsearch.core.values import Provenance
+from cclsearch.core.values import Provenance, format_config
 from cclsearch.propose.events import NOTHING_LEFT, Note
 from cclsearch.record.event import Purpose
 from cclsearch.record.state import RunState
@@ -24,6 +24,7 @@ from cclsearch.run.closest import find_closest
 from cclsearch.run.spec import RunSpec
 from cclsearch.run.usage import describe_saved, describe_usage, find_node_hour_limit
 from cclsearch.scoring.outcome import CONSTRAINTS_RULE
+from cclsearch.space.framework import find_framework
 from cclsearch.stats.noise import DEFAULT_CONFIDENCE, Noise
 from cclsearch.tasks.base import task_of
 
@@ -121,6 +122,7 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     figures = [name_value(task.metric(name), metrics[name]) for name in task.highlights if name in metrics]
     if figures:
         lines.append("      " + ", ".join(figures))
+    lines += _describe_scope(spec, best)
     if best.rationale:
         lines.append(f"proposed by {SOURCES.get(best.proposer, best.proposer)}: {one_line(best.rationale, 300)}")
     lines += [f"diagnosis: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
@@ -134,6 +136,19 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     lines += [f"outlook: {text.split(':')[0]}" for text in left[:1]]
     lines += _comparison_lines(spec, state, best)
     return lines
+
+
+def _describe_scope(spec: RunSpec, best: Trial) -> Iterator[str]:
+    """Yield by which numerics the best trial differs from the card, and which knobs no trial varied."""
+    framework = find_framework(spec.framework)
+    if framework is None or spec.recording is not None:
+        return
+    own = framework.undo_numerics(spec.card, best.config)
+    if changes := {name: value for name, value in best.config.items() if own[name] != value}:
+        yield f"numerics: {format_config(changes)}, not the card's {format_config({name: own[name] for name in changes})}"
+    searched = {knob.name for knob in (*spec.knobs, *spec.card.knobs)}
+    if missing := [knob.name for knob in framework.list_optional(spec.card) if knob.name not in searched]:
+        yield f"not searched: {', '.join(missing)} (`ccl-search space` shows the --knob that adds each)"
 
 
 def _describe_again(state: RunState, best: Trial, rule: str) -> Iterator[str]:

@@ -49,6 +49,8 @@ class Agreement(Protocol):
     """Name of the values in sentences: `losses`."""
     deviation: str
     """Name of a deviation's size in sentences: `relative deviation`."""
+    max_deviation: float
+    """Largest deviation that other numerics may cause if the card states none; 0: any."""
     tolerated: frozenset[str]
     """Rules that a compared trial may violate: they do not question what it did."""
 

@@ -16,7 +16,7 @@ from cclsearch.core.content import content_roots, find_content, list_frameworks
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.trust import require_trust
-from cclsearch.core.values import Model, Value, format_knob_value
+from cclsearch.core.values import Config, Model, Value, format_knob_value
 from cclsearch.core.yaml_file import read_yaml, validate_mapping
 from cclsearch.space import degree_rules  # noqa: F401  importing registers its rules
 from cclsearch.space.built import fit_model
@@ -211,6 +211,11 @@ class Framework(Model):
             value = self._find_value(knob, {PRECISION: card.precision, **config})
             texts.append(knob.adds.get(value, knob.adds.get("*", "") if value else "").replace("{value}", value))
         return tuple(" ".join(texts).split())
+
+    def undo_numerics(self, card: Card, config: Mapping[str, Value]) -> Config:
+        """Return the configuration with the card's own numbers: its precision, and first choices of such knobs."""
+        firsts = {PRECISION: card.precision, **{knob.name: knob.first for knob in self.all_knobs if knob.numerics}}
+        return Config({name: firsts.get(name, value) for name, value in config.items()})
 
     def _find_value(self, knob: FrameworkKnob, config: Mapping[str, Value]) -> str:
         """Return the text of a knob's value in a configuration; empty where it has no effect."""

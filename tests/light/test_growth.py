@@ -379,3 +379,22 @@ def test_a_growth_survives_a_kill_between_any_two_bytes(began):
 def test_a_grown_event_is_written_and_read_alike():
     event = SpaceGrown(choices={"threads": (1, 2)}, neutral={"threads": 1}, space_sha256="0", space_size=2)
     assert b'"neutral":{"threads":1}' in encode_line(event)
+
+
+def test_levers_are_opened_near_the_best_layouts_and_added_not_multiplied(project, cli, monkeypatch):
+    """A simulated search of 10 trials: from trial 7 levers vary, two at once; the ledger opens again as it was."""
+    monkeypatch.chdir(project)
+    command = ["run", "-w", "wl5", "-l", "simulate", "--framework", "megatron", "--budget", "10", "--quiet"]
+    cli.out([*command, "--name", "levers"])
+    folder = project / "runs" / "levers"
+    run = load_run(folder)
+    growth, layouts = run.state.growth, read_spec(folder).space_size
+    assert growth.bases
+    assert {"moe_dispatcher", "cuda_graph"} <= set(growth.neutral)
+    assert not {"moments_dtype", "grad_reduce_dtype"} & set(growth.neutral), "numerics need the card's leave"
+    assert layouts < len(rebuild_space(run.spec)) < 3 * layouts
+    lengths = [len(trial.config) for trial in run.state.trials.values()]
+    assert lengths[:6] == [min(lengths)] * 6
+    assert max(lengths) > min(lengths), "configurations name levers that differ from their defaults"
+    cli.out([*command, "--no-levers", "--name", "layouts"])
+    assert load_run(project / "runs" / "layouts").state.growth is None

@@ -225,6 +225,7 @@ class SameAnswers:
     rule = "same_answers"
     values = "answers"
     deviation = "share of other answers"
+    max_deviation = 0.0
     tolerated = frozenset({"load", "window", "constraints"})
 
     def read(self, payload: ServingInput, result: ServingResult) -> tuple[float, ...]:
