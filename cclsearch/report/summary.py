@@ -145,7 +145,7 @@ def _describe_scope(spec: RunSpec, best: Trial) -> Iterator[str]:
         return
     own = framework.undo_numerics(spec.card, best.config)
     if changes := {name: value for name, value in best.config.items() if own[name] != value}:
-        yield f"numerics: {format_config(changes)}, not the card's {format_config({name: own[name] for name in changes})}"
+        yield f"numerics: {format_config(changes)}; the card's: {format_config({name: own[name] for name in changes})}"
     searched = {knob.name for knob in (*spec.knobs, *spec.card.knobs)}
     if missing := [knob.name for knob in framework.list_optional(spec.card) if knob.name not in searched]:
         yield f"not searched: {', '.join(missing)} (`ccl-search space` shows the --knob that adds each)"
