@@ -20,7 +20,7 @@ from cclsearch.space.framework import find_levers
 from cclsearch.space.table import Space
 from cclsearch.stats.calibration import Prior, RowModel
 from cclsearch.stats.closed_form import ClosedForm, Derived, MemoryForm, Predictor
-from cclsearch.stats.columns import read_choices, take_rows
+from cclsearch.stats.columns import take_rows
 from cclsearch.stats.kernel import KernelShape, read_features
 from cclsearch.tasks.machine import Machine, read_machine
 from cclsearch.tasks.training import memory, staged, time
@@ -195,9 +195,10 @@ class PartsModel:
 def _log_effects(card: Card, space: Space, which: int) -> Array:
     """(N,) log of the published effects of levers on step time (0) or peak memory (1)."""
     levers, total = find_levers(card.framework), np.zeros(len(space))
-    for knob in (knob for knob in space.knobs if knob.name in levers):
-        effect = levers[knob.name].effect
-        total += read_choices(space, knob, lambda c, at=effect: np.log(at.get(format_knob_value(c), (1.0, 1.0))[which]))
+    for k, knob in enumerate(space.knobs):
+        effect = levers[knob.name].effect if knob.name in levers else {}
+        factors = [effect.get(format_knob_value(choice), (1.0, 1.0))[which] for choice in knob.choices]
+        total += np.log(factors)[space.codes_NK[:, k]]
     return total
 
 
