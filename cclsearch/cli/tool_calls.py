@@ -24,7 +24,7 @@ from cclsearch.core.values import format_knob_value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.propose.agent.memory.history import past_turns
 from cclsearch.propose.agent.memory.turn_records import TURNS_FOLDER
-from cclsearch.propose.agent.providers.outside import ANSWER_FILE, ASKED_FILE, AskedAgent, answer_search
+from cclsearch.propose.agent.providers.outside import ANSWER_FILE, ASKED_FILE, AskedAgent, make_answer
 from cclsearch.propose.agent.providers.types import Role
 from cclsearch.propose.events import DecisionKind
 from cclsearch.record.lock import interrupt_holder
@@ -171,7 +171,8 @@ def find_asked(run: Run) -> AskedAgent:
         running = ", ".join(f"trial {trial.number} ({trial.config}) runs" for trial in run.state.unfinished)
         raise UserError(f"{run.folder.name} asks for no decision now: {running or 'it prepares a trial'}; call `wait`")
     last = run.state.ended or run.state.stopped
-    raise UserError(f"{run.folder.name} {run.status}{f': {last.reason}' if last else ''}; `resume` continues it")
+    reason = f": {last.reason}" if last else ""
+    raise UserError(f"{run.folder.name} {run.status}{reason}{'' if 'resume' in reason else '; `resume` continues it'}")
 
 
 async def wait_for_turn(folder: Path, seconds: int) -> str:
@@ -198,7 +199,11 @@ async def decide(folder: Path, tool: str, arguments: dict[str, Any], by: str) ->
     tools = [each.name for each in asked.request.tools]
     if tool not in tools:
         raise UserError(f"this search has no tool {tool!r}: it has {', '.join(tools)}")
-    answer_search(turns, asked, tool, arguments, by)
+    try:
+        with (turns / ANSWER_FILE).open("x") as file:
+            file.write(make_answer(asked, tool, arguments, by).model_dump_json())
+    except FileExistsError:
+        raise UserError("another call is being answered: send this one again after it") from None
     while time.monotonic() < until_s and run.is_running:
         await asyncio.sleep(LOOK_S)
         run, now = follower.read(), AskedAgent.read(turns / ASKED_FILE)

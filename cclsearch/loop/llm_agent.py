@@ -20,7 +20,7 @@ from cclsearch.propose.agent.memory.evidence import TrialEvidence
 from cclsearch.propose.agent.memory.turn_records import TURNS_FOLDER
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
-from cclsearch.propose.agent.providers.outside import OutsideAgent
+from cclsearch.propose.agent.providers.outside import ASKED_FILE, OutsideAgent
 from cclsearch.propose.agent.providers.prices import Price, parse_price
 from cclsearch.propose.agent.providers.spec import (
     find_address,
@@ -128,7 +128,8 @@ def _make_search_agent(spec: RunSpec, folder: Path) -> Agent:
     space, server = GrowingSpace(read_spec(folder)), connect_llm(spec.llm, spec.llm_options)
     server.reopen()
     if isinstance(server.provider, OutsideAgent):
-        server.provider.open(folder / TURNS_FOLDER)
+        server.provider.turns = folder / TURNS_FOLDER
+        (server.provider.turns / ASKED_FILE).unlink(missing_ok=True)  # of a session that was killed
     return make_agent(
         server,
         options=read_options(spec),

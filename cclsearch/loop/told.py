@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,9 @@ def _opened(folder: Path) -> Iterator[tuple[RunWriter, Session]]:
     session = open_session(folder, measure=ELSEWHERE)
     with RunWriter(folder) as writer:
         yield writer, session
+        asked = ", ".join(f"`ccl-search tell {folder.name} {trial.number}`" for trial in writer.state.unfinished)
+        reason = f"it waits for {asked or f'`ccl-search ask {folder.name}`'}"
+        writer.record(SearchStopped(kind=EndKind.OTHER, reason=reason, time_s=time.time()))
 
 
 def ask(folder: Path, budget: int = 0) -> tuple[Trial | None, str]:
@@ -50,15 +53,15 @@ def ask(folder: Path, budget: int = 0) -> tuple[Trial | None, str]:
             texts = "; ".join(f"trial {trial.number}: {trial.config}" for trial in writer.state.unfinished)
             raise UserError(f"{texts}: `ccl-search tell` its result first, or begin a search with `--parallel N`")
         begin_or_resume(writer, session, Changes(budget=budget))
-        left = find_budget(writer, session) - writer.state.num_spent
-        view = view_search(writer, session, budget_left=max(left, 1))
-        is_open = left > 0 and not view.taken_N.all()
-        proposals = session.proposer.propose(view, 1) if is_open else ()
+        number, left = writer.next_trial, find_budget(writer, session) - writer.state.num_spent
+        if left <= 0:
+            return None, "the budget is used up"
+        view = view_search(writer, session, budget_left=left)
+        proposals = () if view.taken_N.all() else session.proposer.propose(view, 1)
         record_proposer_events(writer, session)
-        trial = _submit(writer, session, proposals)
-        _stop(writer)
-        why = "the budget is used up" if left <= 0 else "no configuration is left to propose"
-        return trial, session.proposer.ending() or why
+        accept_proposals(writer, session, proposals, view.taken_N.copy())
+        session.jobs.start_waiting(writer)
+        return writer.state.trials.get(number), session.proposer.ending() or "no configuration is left to propose"
 
 
 def tell(folder: Path, trial: int | str, result: TrialResult) -> Trial:
@@ -67,42 +70,20 @@ def tell(folder: Path, trial: int | str, result: TrialResult) -> Trial:
     Raises UserError if that trial is not open, or if that configuration is not one of the space that has not run yet.
     """
     with _opened(folder) as (writer, session):
+        number = writer.next_trial if isinstance(trial, str) else trial
+        taken_N = view_search(writer, session, budget_left=1).taken_N.copy()
+        proposals = []
         if isinstance(trial, str):
-            proposal = [_read_proposal(writer, session, trial)]
-            begin_or_resume(writer, session)
-            found = _submit(writer, session, proposal)
-        else:
-            found = next((each for each in writer.state.unfinished if each.number == trial), None)
-        if found is None or found.handle is None:
-            name = folder.name
-            raise UserError(f"trial {trial} of {name} is not open: `ccl-search status {name}` lists its trials")
-        write_model(session.jobs.handle(writer, found).trial_dir / RESULT_FILE, result)
-        if not isinstance(trial, str):
-            begin_or_resume(writer, session)
+            rows = np.flatnonzero(session.space.matching(parse_assignments(trial, session.space.knobs)))
+            if len(rows) != 1 or taken_N[rows[0]]:
+                why = "it ran, is open, or cannot fit" if len(rows) == 1 else f"{len(rows)} of the search space match"
+                raise UserError(f"--config {trial} must be one configuration that has not run: {why}")
+            proposals = [Proposal(session.space.config(int(rows[0])), "told", "measured without being asked for")]
+        elif all(each.number != number for each in writer.state.unfinished):
+            raise UserError(f"trial {number} of {folder.name} is not open: see `ccl-search status {folder.name}`")
+        begin_or_resume(writer, session)
+        accept_proposals(writer, session, proposals, taken_N)
+        session.jobs.start_waiting(writer, more=1)  # what was measured already takes no slot
+        write_model(session.jobs.handle(writer, writer.state.trials[number]).trial_dir / RESULT_FILE, result)
         session.jobs.collect_finished(writer, session.stop)
-        _stop(writer)
-        return writer.state.trials[found.number]
-
-
-def _read_proposal(writer: RunWriter, session: Session, text: str) -> Proposal:
-    """The configuration of `--config` as a proposal; raises UserError if it cannot be one."""
-    rows = np.flatnonzero(session.space.matching(parse_assignments(text, session.space.knobs)))
-    if len(rows) != 1:
-        raise UserError(f"--config {text}: {len(rows)} configurations of the search space match, and one must")
-    if view_search(writer, session, budget_left=1).taken_N[rows[0]]:
-        raise UserError(f"--config {text}: this configuration ran already, is open, or cannot fit")
-    return Proposal(session.space.config(int(rows[0])), "told", "measured without being asked for")
-
-
-def _submit(writer: RunWriter, session: Session, proposals: Sequence[Proposal]) -> Trial | None:
-    """Record a proposal and its job; returns its trial, or None if it was refused."""
-    number = writer.next_trial
-    accept_proposals(writer, session, proposals, view_search(writer, session, budget_left=1).taken_N.copy())
-    session.jobs.start_waiting(writer, more=1)  # what was measured already takes no slot
-    return writer.state.trials.get(number)
-
-
-def _stop(writer: RunWriter) -> None:
-    asked = ", ".join(f"`ccl-search tell {writer.folder.name} {trial.number}`" for trial in writer.state.unfinished)
-    reason = f"it waits for {asked or f'`ccl-search ask {writer.folder.name}`'}"
-    writer.record(SearchStopped(kind=EndKind.OTHER, reason=reason, time_s=time.time()))
+        return writer.state.trials[number]

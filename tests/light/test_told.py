@@ -88,7 +88,7 @@ def test_what_was_measured_without_being_asked_for_is_told(project, cli):
         (["tell", "x", "1", "--metric", "mfu=0.4"], "it must be step_time_s"),
         (["tell", "x", "--value", "1"], "name either the trial"),
         (["tell", "x", "--config", "dp=3", "--value", "1"], "dp"),
-        (["tell", "x", "--config", "dp=2", "--value", "1"], "configurations of the search space match"),
+        (["tell", "x", "--config", "dp=2", "--value", "1"], "of the search space match"),
         (["ask", "x", "-w", CARD], "are frozen"),
         (["ask", "y"], "there is no run 'y'"),
         (["ask"], "nothing is named"),

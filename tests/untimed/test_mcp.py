@@ -131,13 +131,14 @@ def test_http_serves_this_machine_and_those_with_the_token(project, monkeypatch,
         ]  # fmt: skip
         for headers, code in tries:
             given = headers if "Authorization" in headers or not headers else {**right, **headers}
-            assert httpx2.post(url, json=body, headers=given).status_code == code, headers
-        large = httpx2.post(url, content=b" " * 300_000, headers={**right, "Content-Type": "application/json"})
+            assert httpx2.post(url, json=body, headers=given, timeout=60.0).status_code == code, headers
+        headers = {**right, "Content-Type": "application/json"}
+        large = httpx2.post(url, content=b" " * 300_000, headers=headers, timeout=60.0)
         assert large.status_code == 413
 
         async def look(mode: str) -> str:
             async with (
-                httpx2.AsyncClient(headers=right) as http,
+                httpx2.AsyncClient(headers=right, timeout=120.0) as http,
                 Client(streamable_http_client(url, http_client=http), mode=mode) as client,
             ):
                 return await Talk(client).call("card", card="tiny")
