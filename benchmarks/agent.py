@@ -1,7 +1,7 @@
 """Runs the LLM agent and its arbiter over recorded landscapes, with simulated models that see only the requests.
 
     python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with simulated models
-    python benchmarks/agent.py forms                                           requests and tokens of each form
+    python benchmarks/agent.py corrections [--landscapes FOLDER]              a planted correction, true or wrong
 
 No figure is from a live model: the simulated models are programs. Differences are paired by landscape and seed;
 intervals are 95 % by bootstrap over landscapes.
@@ -10,12 +10,11 @@ intervals are 95 % by bootstrap over landscapes.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +22,15 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from llm.players import PLAYERS, Oracle, Several, Written  # noqa: E402
-from llm.server import Say, connect, one_by_one, serve  # noqa: E402
+from llm.players import PLAYERS, Oracle, Several  # noqa: E402
 
-from cclsearch.core.values import Failure, FailureKind, Stage  # noqa: E402
+from cclsearch.core.values import Failure, FailureKind, Stage, format_knob_value  # noqa: E402
 from cclsearch.propose.agent.agent import Agent  # noqa: E402
 from cclsearch.propose.agent.arbiter.proposer import Arbiter  # noqa: E402
 from cclsearch.propose.agent.options import AgentOptions  # noqa: E402
-from cclsearch.propose.agent.providers.cost import cost_of  # noqa: E402
-from cclsearch.propose.agent.providers.forms import Api, CallForm, Form  # noqa: E402
-from cclsearch.propose.agent.providers.spec import find_price  # noqa: E402
-from cclsearch.propose.agent.providers.types import Usage  # noqa: E402
 from cclsearch.propose.base import Observation, Proposer, SearchView  # noqa: E402
-from cclsearch.propose.events import LlmTurn  # noqa: E402
+from cclsearch.propose.bayes.surrogate import fit_posterior  # noqa: E402
+from cclsearch.propose.events import Correction, LlmTurn  # noqa: E402
 from cclsearch.propose.study.choose import make_sampler  # noqa: E402
 from cclsearch.recording.load import Recording, find_recordings, load_recording  # noqa: E402
 
@@ -44,9 +39,14 @@ MILESTONES = (3, 5, 10, 15)
 FALLBACK = "fallback"
 SEVERAL = "-3"
 """After a player's name: it submits up to three configurations a turn."""
-PRICED = "anthropic:claude-opus-5-5"
-CALLS = (CallForm.FORCED, CallForm.SCHEMA, CallForm.TEXT)
-FORMS = [Form(api=a, call=c) for a in Api for c in CALLS if (a, c) != (Api.MESSAGES, CallForm.SCHEMA)]
+AFTER = 3
+"""Trials after which a correction is planted."""
+PLANTED = ("none", "true", "wrong", "by heart")
+BY_HEART = """
+def correct(config, parts, card):
+    found = [value for known, value in KNOWN if known == config]
+    return {"time": {"a": found[0]}, "memory": parts["memory"]} if found else parts
+"""
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ def play(task: tuple[str, str, int]) -> Played:
     recording = load_recording(Path(path))
     fallback: Proposer = make_sampler("default")
     if who == FALLBACK:
-        return replay(recording, fallback, who, seed)
+        return replay(recording, fallback, who, seed)[0]
     name = who.removesuffix(SEVERAL)
     player = Oracle(seed, find_truth(recording)) if name == "oracle" else PLAYERS[name](seed)
     player = Several(player) if who.endswith(SEVERAL) else player
     agent = Agent(player, options=AgentOptions(anonymous=True))
-    return replay(recording, Arbiter(agent, fallback), who, seed)
+    return replay(recording, Arbiter(agent, fallback), who, seed)[0]
 
 
 def find_truth(recording: Recording) -> dict[str, tuple[dict[str, object], float | None]]:
@@ -83,8 +83,13 @@ def find_truth(recording: Recording) -> dict[str, tuple[dict[str, object], float
     return {config.digest: (dict(config), recording.values[row]) for row, config in enumerate(configs)}
 
 
-def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Played:
-    """The search loop without jobs; each row is read once, and only new configurations of the space are accepted."""
+def replay(
+    recording: Recording, proposer: Proposer, who: str, seed: int, planted: Correction | None = None
+) -> tuple[Played, SearchView]:
+    """The search loop without jobs; each row is read once, and only new configurations of the space are accepted.
+
+    A planted correction is said after trial `AFTER`; the second result is the view then.
+    """
     seen: list[Observation] = []
     events: list[object] = []
     for trial in range(1, BUDGET + 1):
@@ -98,6 +103,12 @@ def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Pla
             events=tuple(events),  # type: ignore[arg-type]
             next_trial=trial,
         )
+        if trial == AFTER + 1:
+            if planted:
+                turn = LlmTurn(turn=1, corrections=(planted,), num_seen=AFTER, last_seen=AFTER)
+                view = replace(view, events=(turn,))
+                events.append(turn)
+            then = view
         proposals = proposer.propose(view, 1)
         events += list(proposer.take_events()) if isinstance(proposer, Arbiter) else []
         if not proposals:
@@ -108,7 +119,7 @@ def replay(recording: Recording, proposer: Proposer, who: str, seed: int) -> Pla
         seen.append(observe(recording, trial, row))
     turns = sum(isinstance(event, LlmTurn) for event in events)
     failed = sum(o.loss is None for o in seen)
-    return Played(recording.name, who, seed, curve(recording, seen), len(seen), failed, turns)
+    return Played(recording.name, who, seed, curve(recording, seen), len(seen), failed, turns), then
 
 
 def observe(recording: Recording, trial: int, row: int) -> Observation:
@@ -180,27 +191,64 @@ def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
         print(f"| {who} | {' | '.join(cells)} |")
 
 
-def run_forms(recording: Recording) -> None:
-    """Search in each form over HTTP with the expert; print requests, tokens (bytes / 3) and cost of one search."""
-    price = find_price(PRICED)
-    print(f"{recording.name}, at the prices of {PRICED}: {price.describe() if price else ''}, without any cache\n")
-    print("| form | requests | tokens in | tokens out | cost |\n|---|---|---|---|---|")
-    for form in FORMS:
-        with serve(one_by_one(Say())) as server:
-            client = connect("anthropic" if form.api is Api.MESSAGES else "compatible", server)
-            client.form = form
-            model = Written(server, client, PLAYERS["expert"](0))
-            arbiter = Arbiter(Agent(model, options=AgentOptions(anonymous=True)), make_sampler("default"))
-            replay(recording, arbiter, "expert", 0)
-            asked, said = sum(len(json.dumps(body)) for body in server.bodies) // 3, model.num_bytes // 3
-        usd = cost_of(Usage(input_tokens=asked, output_tokens=said), price).usd or 0.0
-        print(f"| {form.describe()} | {len(server.bodies)} | {asked:,} | {said:,} | ${usd:.3f} |", flush=True)
+def plant(task: tuple[str, int]) -> list[tuple[float, float, float]]:
+    """Of each kind of correction: the error of the prediction after `AFTER` trials with it as recorded, with it as
+    certain, and the first trial within 1 % of the optimum.
+    """
+    path, seed = task
+    recording, found = load_recording(Path(path)), []
+    plain, then = replay(recording, make_sampler("default"), "none", seed)
+    true = find_truth_of(recording, then)
+    heart = f"KNOWN = {[(dict(o.config), o.loss) for o in then.observations if o.loss]!r}\n" + BY_HEART
+    wrong = true.model_copy(update={"factor": 1 / true.factor})
+    for kind, planted in zip(PLANTED, (None, true, wrong, Correction(program=heart)), strict=True):
+        played = plain if planted is None else replay(recording, make_sampler("default"), kind, seed, planted)[0]
+        turn = (LlmTurn(turn=1, corrections=(planted,), last_seen=AFTER),) if planted else ()
+        views = replace(then, events=turn), replace(then, supposed=(planted,) if planted else ())
+        errors = [float(np.mean(np.abs(list(read_errors(recording, view).values())))) for view in views]
+        within = next((n for n, log in enumerate(played.log_ratio, 1) if log < 0.01), BUDGET + 1)
+        found.append((errors[0], errors[1], float(within)))
+    return found
+
+
+def read_errors(recording: Recording, view: SearchView) -> dict[int, float]:
+    """Log of measured over predicted of the open rows within a factor of two of the optimum."""
+    posterior = fit_posterior(view)
+    assert posterior is not None
+    predicted = dict(zip(posterior.rows_m.tolist(), posterior.value_m.tolist(), strict=True))
+    values = {row: value for row, value in enumerate(recording.values) if value and value < 2 * recording.best_value}
+    return {row: float(np.log(values[row] / predicted[row])) for row in values.keys() & predicted.keys()}
+
+
+def find_truth_of(recording: Recording, view: SearchView) -> Correction:
+    """What an expert could know: of the factors of all values of knobs, the one after which the errors are least."""
+    logs: dict[str, list[float]] = {}
+    for row, log in read_errors(recording, view).items():
+        for name, value in recording.space.config(row).items():
+            logs.setdefault(f"{name}={format_knob_value(value)}", []).append(log)
+    ideas = [Correction(part=part, factor=float(np.exp(np.median(own)))) for part, own in logs.items()]
+
+    def find_error(idea: Correction) -> float:
+        return float(np.mean(np.abs(list(read_errors(recording, replace(view, supposed=(idea,))).values()))))
+
+    return min(ideas, key=find_error)
+
+
+def run_corrections(folder: Path, num_seeds: int, workers: int) -> None:
+    """Print errors and first trials within 1 %, means over all tables and seeds."""
+    tasks = [(str(path), seed) for path in find_recordings(folder) for seed in range(num_seeds)]
+    with ProcessPoolExecutor(workers) as pool:
+        found = np.array(list(pool.map(plant, tasks)))
+    print(f"{len(tasks)} searches of each kind\n\n| correction | mean error | if certain | trials to within 1 % |")
+    print("|---" * 4 + "|")
+    for kind, row in zip(PLANTED, found.mean(axis=0), strict=True):
+        print(f"| {kind} | {row[0]:.4f} | {row[1]:.4f} | {row[2]:.2f} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The LLM agent with simulated models.")
     names = [name + end for end in ("", SEVERAL) for name in PLAYERS]
-    parser.add_argument("what", choices=("landscapes", "forms"))
+    parser.add_argument("what", choices=("landscapes", "corrections"))
     parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=names)
@@ -210,7 +258,7 @@ def main() -> None:
     if args.what == "landscapes":
         run_landscapes(args.landscapes, args.seeds, players=args.players, workers=args.workers)
     else:
-        run_forms(load_recording(ROOT / "workloads" / "recordings" / "nanotron-8b-2n"))
+        run_corrections(args.landscapes, args.seeds, args.workers)
 
 
 if __name__ == "__main__":

@@ -190,7 +190,11 @@ def print_changes(old_system: str, system: str, old_tools: dict[str, str], tools
 
 def print_messages(messages: Sequence[dict[str, Any]]) -> None:
     """Print the first message of a turn, or the last one of a turn that goes on."""
-    print("=== a new turn" if len(messages) == 1 else "=== the same turn: results of your calls")
+    print(
+        "=== a new turn"
+        if "trials seen; budget left" in messages[-1]["text"]
+        else "=== the same turn: results of your calls"
+    )
     for result in messages[-1]["results"]:
         print(f"--- result of {result['id']}{' (refused)' if result['is_error'] else ''}\n{result['text']}")
     print(messages[-1]["text"])

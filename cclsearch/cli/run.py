@@ -75,7 +75,7 @@ def naming_settings(args: argparse.Namespace) -> Iterator[None]:
 
 def _refuse_unused_llm_options(args: argparse.Namespace, llm: str | None) -> None:
     """Raise UserError for LLM options of a search without an LLM."""
-    options = ("llm_mode", "llm_effort", "llm_price", "max_tokens", "max_usd", "seed_policy", "extend")
+    options = ("llm_mode", "llm_effort", "llm_context", "llm_price", "max_tokens", "max_usd", "seed_policy", "extend")
     given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name, None) is not None]
     if given and not llm:
         raise UserError(f"{' and '.join(given)}: no LLM is used; add one with `--llm SPEC`")
@@ -121,6 +121,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
     options = {
         "mode": args.llm_mode,
         "effort": args.llm_effort,
+        "context": args.llm_context,
         "price": args.llm_price,
         "max_tokens": args.max_tokens,
         "max_usd": args.max_usd,

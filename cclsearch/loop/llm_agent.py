@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cclsearch.card.task import TASKS
-from cclsearch.core.content import trial_folder
 from cclsearch.core.errors import UserError
-from cclsearch.core.job_file import read_tail
 from cclsearch.core.metrics import Direction, MetricInfo
-from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
-from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
+from cclsearch.loop.evidence import FolderEvidence
 from cclsearch.loop.growth import MAX_GROWTHS, level_of, list_openings, plan_growth
 from cclsearch.propose.agent.agent import Agent, make_agent
-from cclsearch.propose.agent.memory.evidence import TrialEvidence
+from cclsearch.propose.agent.conversation import DEFAULT_TOKENS
 from cclsearch.propose.agent.memory.turn_records import TURNS_FOLDER
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
@@ -36,40 +33,10 @@ from cclsearch.propose.events import LlmMode
 from cclsearch.record.event import SpaceGrown
 from cclsearch.run.folder import grow_spec
 from cclsearch.run.spec import RunSpec, read_spec
-from cclsearch.run.trial_folder import METRICS_FILE
 from cclsearch.scoring.objective import Objective, Term
-from cclsearch.scoring.outcome import Outcome
 from cclsearch.space.build import explain_config
 from cclsearch.space.framework import load_framework
 from cclsearch.space.opening import Extend
-
-LOG_TAIL_BYTES = 4000
-# A secret may cross the start of the tail.
-OVERLAP_BYTES = 16_000
-"""Bytes read before the tail, so that such a secret is recognized."""
-
-
-class FolderEvidence:
-    """Evidence from the trial folders of a run; an `EvidenceSource`."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def find(self, trial: int) -> TrialEvidence | None:
-        """Diagnosis and log tail of a finished trial; None if its folder contains neither."""
-        folder = trial_folder(self._folder, trial)
-        outcome = Outcome.read(folder / METRICS_FILE)
-        log = _read_log(folder / STDERR_FILE) or _read_log(folder / STDOUT_FILE)
-        if outcome is None and not log:
-            return None
-        if outcome is None:
-            return TrialEvidence(log_tail=log)
-        return TrialEvidence(
-            diagnosis=outcome.diagnosis,
-            seconds_by_cause=outcome.seconds_by_cause,
-            notes=outcome.notes,
-            log_tail=log if outcome.failure else "",
-        )
 
 
 def make_llm_context(spec: RunSpec, folder: Path) -> LlmContext | None:
@@ -135,7 +102,7 @@ def _make_search_agent(spec: RunSpec, folder: Path) -> Agent:
         options=read_options(spec),
         timeout_s=read_timeout_s(read_effort(spec.llm_options), parse_spec(spec.llm or "").kind),
         folder=folder,
-        evidence=FolderEvidence(folder),
+        evidence=FolderEvidence(folder, spec.framework, has_traces=spec.recording is None),
         explain=space.explain if spec.recording is None else None,
         extender=space,
     )
@@ -154,6 +121,8 @@ def read_options(spec: RunSpec) -> AgentOptions:
         goal=describe_goal(spec.objective, TASKS.get(spec.card.task).primary_metric),
         proposer=spec.llm if spec.llm and spec.llm.startswith("mcp:") else "llm",
         seed_policy=str(seed_policy) if seed_policy else None,
+        # an outside agent remembers its own words
+        max_context=0 if (spec.llm or "").startswith("mcp:") else int(options.get("context") or DEFAULT_TOKENS),
         seed_program=str(options["seed_program"]) if options.get("seed_program") else None,
     )
 
@@ -189,10 +158,6 @@ def _minimized(term: Term) -> str:
 def _of_reference(term: Term, is_minimized: bool) -> str:
     reference = f"baseline trial's {term.metric}" if term.reference is None else f"{term.reference:g}"
     return f"({reference} / {term.metric})" if is_minimized else f"({term.metric} / {reference})"
-
-
-def _read_log(path: Path) -> str:
-    return redact(read_tail(path, LOG_TAIL_BYTES + OVERLAP_BYTES))[-LOG_TAIL_BYTES:]
 
 
 NO_RECORDING = "nothing: this search reads a recording, where only the measured configurations exist"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llm.cases import SPACE, Search, invented_time_s, plain_table, run_trial
+from llm.players import own_turn
 from llm.turns import GOOD, FakeClock, Scripted, call, run_turn, submit
 
 from cclsearch.core.errors import UserError
@@ -210,7 +211,7 @@ def list_rows(search: Search) -> list[int | None]:
 
 
 def most_submitted(request: CompletionRequest) -> int:
-    found = re.search(r"this turn may submit at most (\d+)", request.messages[0].text)
+    found = re.search(r"this turn may submit at most (\d+)", own_turn(request).messages[0].text)
     return int(found[1]) if found else 0
 
 
@@ -220,7 +221,7 @@ def test_after_a_trial_that_misses_the_llm_chooses_the_rest_of_its_turn_anew(fir
     search = play(model, budget=4)
     assert list_rows(search)[1:] == [first[0], FAST[2], FAST[1]]
     assert [most_submitted(request) for request in model.requests] == [3, 2]
-    assert "choose the rest of turn 1 anew, up to 2; its queue was" in model.requests[1].messages[0].text
+    assert "choose the rest of turn 1 anew, up to 2; its queue was" in own_turn(model.requests[1]).messages[0].text
     assert [turn.root for turn in past_turns(search.events)] == [1, 1]
     assert {trial.turn for trial in find_llm_trials(search.view)} == {1}
 

@@ -14,7 +14,8 @@ from llm.turns import GOOD, ILLEGAL, TRIED, FakeClock, Scripted, call, run_turn,
 
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.agent import Agent
-from cclsearch.propose.agent.memory.evidence import TrialEvidence
+from cclsearch.propose.agent.memory.evidence import NoEvidence, TrialEvidence
+from cclsearch.propose.agent.memory.replay import replay_turns
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.prompt.prompt import MAX_LOOKUPS, MAX_PROMPT_BYTES
 from cclsearch.propose.agent.providers import chat_api, messages_api, responses_api
@@ -192,7 +193,7 @@ def test_many_calls_in_one_answer_stay_within_the_bound(mode, many):
         assert result.text.count("[data ") == result.text.count("[end ")
 
 
-class LongEvidence:
+class LongEvidence(NoEvidence):
     """Evidence that is longer than every bound."""
 
     def find(self, trial: int) -> TrialEvidence | None:
@@ -221,7 +222,7 @@ def test_trial_lookup_shows_the_end_of_the_log():
 
 
 def test_a_key_across_the_cut_of_a_log_is_masked_whole():
-    class Cut:
+    class Cut(NoEvidence):
         def find(self, trial: int) -> TrialEvidence | None:
             return TrialEvidence(log_tail="x\nsk-ant-" + "k" * 1510)
 
@@ -259,3 +260,42 @@ def test_messages_sent_back_are_valid_for_providers():
     for message in provider.requests[-1].messages:
         assert not message.text or message.text.strip()
         assert all(re.fullmatch("[A-Za-z0-9_-]{1,64}", made.name) for made in message.calls)
+
+
+class Traced(NoEvidence):
+    """Evidence that says what it was asked."""
+
+    has_traces = True
+
+    def inspect(self, trials, show, factors):
+        return f"{show} of {trials} with {factors}"
+
+    def search(self, words):
+        return f"lines with {words}"
+
+
+def test_traces_and_documentation_are_offered_where_there_are_any_and_replay(tmp_path):
+    answers = [
+        call("trace", {"trial": 1, "show": "collectives"}),
+        call("trace", {"trial": 1, "show": "what_if", "scale_out_bw": 2.0}),
+        *(
+            call("trace", {"trial": 1, "show": show, "with": other})
+            for show, other in (("difference", 9), ("ranks", 1))
+        ),
+        call("search_docs", {"words": "recompute granularity"}),
+        submit(GOOD),
+    ]
+    provider, table = Scripted(*answers), plain_table()
+    agent = Agent(provider, evidence=Traced(), make_table=lambda view: table, clock=FakeClock(), folder=tmp_path)
+    search = Search(observations=[run_trial(1, Config(TRIED))])
+    agent.run_turn(search.view, 1, max_submitted=1, overrules_left=1)
+    replies = [result.text for message in provider.requests[-1].messages for result in message.results]
+    assert replies[0] == "collectives of [1] with [1.0, 1.0, 1.0]"
+    assert replies[1] == "what_if of [1] with [1.0, 2.0, 1.0]"
+    assert "needs a finished trial" in replies[2]
+    assert "`with` names the second trial of show=difference" in replies[3]
+    assert replies[4] == "lines with recompute granularity"
+    assert all(turn.is_same and turn.same_prompt for turn in replay_turns(tmp_path))
+    names = {tool.name for tool in provider.requests[0].tools}
+    run_turn(without := Scripted(submit(GOOD)))
+    assert names - {tool.name for tool in without.requests[0].tools} == {"trace", "search_docs"}

@@ -162,7 +162,7 @@ def look_up(view: SearchView, *answers: Answer, evidence: EvidenceSource | None 
     return [result.text for message in provider.requests[-1].messages for result in message.results]
 
 
-class Traces:
+class Traces(NoEvidence):
     """Evidence of traced trials."""
 
     def find(self, trial: int) -> TrialEvidence | None:

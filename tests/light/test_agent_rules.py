@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llm.players import own_turn
 from llm.turns import Scripted, call, submit
 from paths import ROOT
 
@@ -117,11 +118,11 @@ def test_a_revision_costs_no_trial_and_the_model_decides_again_over_new_predicti
     assert len(proposals) == 1
     # the second request is of a new turn, with other predictions, and cannot be revised again before a trial
     first, second = provider.requests[0], provider.requests[1]
-    assert first.messages[0].text != second.messages[0].text
-    assert "turn 1: pp=1 x2: step time of " in second.messages[0].text
+    assert own_turn(first).messages[0].text != own_turn(second).messages[0].text
+    assert "turn 1: pp=1 x2: step time of " in own_turn(second).messages[0].text
     assert (first.system, first.tools) == (second.system, second.tools), "the provider's cache hits"
-    assert "no `correct` now" in second.messages[0].text
-    assert "no `correct` now" not in first.messages[0].text
+    assert "no `correct` now" in own_turn(second).messages[0].text
+    assert "no `correct` now" not in own_turn(first).messages[0].text
     assert provider.requests[2].messages[-1].results[0].is_error
 
 

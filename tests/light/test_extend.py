@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from llm.opener import Opener, read_offers
-from llm.players import Expert
+from llm.players import Expert, own_turn
 from llm.server import KEY, MODEL, Reaction, Say, check_first, serve
 
 from cclsearch.cli import main
@@ -25,7 +25,7 @@ def run_with(decide: Decide, name: str, *options: str, monkeypatch: pytest.Monke
     """Run a simulated search with an LLM that decides so; returns what the LLM was asked."""
 
     def script(request: CompletionRequest) -> Reaction:
-        return Say((decide(request),))
+        return Say((decide(own_turn(request)),))
 
     monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
     with serve(check_first(script)) as server:
@@ -38,7 +38,7 @@ def run_with(decide: Decide, name: str, *options: str, monkeypatch: pytest.Monke
 
 def test_an_llm_adds_knobs_and_its_next_turn_chooses_among_them(project, monkeypatch, capsys):
     requests = run_with(Opener().decide, "r", "--budget", "7", "--extend", "listed", monkeypatch=monkeypatch)
-    assert "threads" in read_offers(requests[0].messages[0].text)
+    assert "threads" in read_offers(own_turn(requests[0]).messages[0].text)
     run = load_run(project / "runs" / "r")
     grown = [event for event in run.state.reported if isinstance(event, SpaceGrown)]
     assert [set(event.neutral) for event in grown] == [{"compile", "optimizer", "threads", "bucket_mib"}]
@@ -59,7 +59,7 @@ def test_an_llm_adds_knobs_and_its_next_turn_chooses_among_them(project, monkeyp
 
 def test_a_kill_between_the_request_and_the_growth_loses_nothing(project, monkeypatch):
     def script(request: CompletionRequest) -> Reaction:
-        return Say((Opener().decide(request),))
+        return Say((Opener().decide(own_turn(request)),))
 
     monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
     folder = project / "runs" / "r"
@@ -112,13 +112,13 @@ def test_a_recording_says_why_it_cannot_grow(project, monkeypatch):
     from test_agent_run import recording
 
     def script(request: CompletionRequest) -> Reaction:
-        return Say((Expert().decide(request),))
+        return Say((Expert().decide(own_turn(request)),))
 
     monkeypatch.setenv("CCL_SEARCH_LLM_API_KEY", KEY)
     with serve(check_first(script)) as server:
         command = ["run", "-w", "wl2", "--recording", recording(), "--budget", "3", "--llm", f"{server.url}/v1#{MODEL}"]
         assert main([*command, "--extend", "listed", "--name", "r", "--quiet"]) == 0
-        assert "only the measured configurations exist" in server.requests[1].messages[0].text
+        assert "only the measured configurations exist" in own_turn(server.requests[1]).messages[0].text
 
 
 def test_extend_without_an_llm_is_refused_in_one_line(project, cli):

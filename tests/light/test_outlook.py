@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llm.players import prompt_candidates
+from llm.players import own_turn, prompt_candidates
 from llm.turns import Scripted, submit
 from paths import ROOT
 from scripted_launcher import MeasuredLauncher, ran
@@ -195,7 +195,7 @@ def test_an_llm_that_doubts_a_trial_runs_its_configuration_once_more(tmp_path):
         ("llm", Purpose.SEARCH),
     ]
     assert state.trials[1].config == state.trials[2].config != state.trials[3].config
-    assert "trial 1 is doubted" not in asked[2].messages[0].text, "it has run again"
+    assert "trial 1 is doubted" not in own_turn(asked[2]).messages[0].text, "it has run again"
 
 
 def test_the_noise_is_called_unknown_until_a_configuration_ran_twice(recording, decided):

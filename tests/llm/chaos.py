@@ -13,16 +13,18 @@ from typing import Any
 from cclsearch.propose.agent.agent import Agent
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
-from cclsearch.propose.agent.memory.evidence import TrialEvidence
+from cclsearch.propose.agent.conversation import DEFAULT_TOKENS
+from cclsearch.propose.agent.memory.evidence import NoEvidence, TrialEvidence
 from cclsearch.propose.agent.memory.history import past_turns
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.prompt.prompt import MAX_PROMPT_BYTES
 from cclsearch.propose.agent.prompt.surrogate_table import MakeSurrogateTable
 from cclsearch.propose.agent.providers.retry import RetrySettings
-from cclsearch.propose.agent.providers.types import CompletionRequest
+from cclsearch.propose.agent.providers.types import BYTES_PER_TOKEN, CompletionRequest
 from cclsearch.propose.base import Proposer
 
 from .cases import SPACE, Search
+from .players import own_turn
 from .server import KEY, Cut, Hang, ProviderServer, Raw, Reaction, Say, Status, connect, serve
 
 BOMB = gzip.compress(b" " * 10_000_000)
@@ -44,7 +46,7 @@ class ChaosClock:
         self.time_s += seconds
 
 
-class PoisonedLogs:
+class PoisonedLogs(NoEvidence):
     """Logs that contain instructions for the model and a key."""
 
     def find(self, trial: int) -> TrialEvidence | None:
@@ -100,7 +102,8 @@ def make_chaos(rng: random.Random) -> Callable[[CompletionRequest], Reaction]:
     weights = [weight for weight, _ in kinds]
 
     def script(request: CompletionRequest) -> Reaction:
-        assert request.num_bytes <= MAX_PROMPT_BYTES, "the request is too long"
+        assert own_turn(request).num_bytes <= MAX_PROMPT_BYTES, "the turn is too long"
+        assert request.num_bytes <= BYTES_PER_TOKEN * DEFAULT_TOKENS, "the request is too long"
         assert KEY not in request.model_dump_json(), "a key is in the request"
         return rng.choices(kinds, weights)[0][1]()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from cclsearch.core.values import Config
 from cclsearch.propose.agent.agent import Agent, TurnOutcome
-from cclsearch.propose.agent.memory.evidence import TrialEvidence
+from cclsearch.propose.agent.memory.evidence import NoEvidence, TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.providers.cost import Price
@@ -66,7 +66,7 @@ class Scripted:
         return reply
 
 
-class Logs:
+class Logs(NoEvidence):
     """Evidence with an instruction inside a log."""
 
     def find(self, trial: int) -> TrialEvidence | None:

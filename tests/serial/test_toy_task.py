@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from command_calls import CommandResult, call_in_subprocess
-from llm.players import knob_choices
+from llm.players import knob_choices, own_turn
 from llm.server import KEY, MODEL, Reaction, Say, check_first, serve
 from paths import TESTS
 
@@ -308,7 +308,7 @@ def test_an_llm_reads_the_tasks_words_and_its_configurations_run(toy, monkeypatc
 
     def script(request: CompletionRequest) -> Reaction:
         assert set(knob_choices(request)) == {"workers", "chunk_kib", "level"}
-        if len(request.messages) == 1:
+        if len(own_turn(request).messages) == 1:
             return Say((("predict", {"configurations": [{"workers": 1, "chunk_kib": 4, "level": 9}]}),))
         entry = {"config": next(wanted), "rationale": "larger chunks", **expectations(request)}
         return Say((("submit", {"configurations": [entry]}),))

@@ -21,7 +21,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from cclsearch.cli import main
 from cclsearch.launch.contract import STDERR_FILE
-from cclsearch.loop.llm_agent import FolderEvidence, read_options
+from cclsearch.loop.evidence import FolderEvidence
+from cclsearch.loop.llm_agent import read_options
 from cclsearch.propose.agent.providers.types import CompletionRequest
 from cclsearch.propose.events import LlmTurn
 from cclsearch.propose.study.choose import make_sampler

@@ -8,6 +8,7 @@ from pathlib import Path
 from cclsearch.core.text import one_line
 from cclsearch.core.trust import find_code
 from cclsearch.core.values import format_knob_value
+from cclsearch.propose.agent.conversation import Conversation, join
 from cclsearch.propose.agent.decision import Decision
 from cclsearch.propose.agent.memory.evidence import EvidenceSource, NoEvidence
 from cclsearch.propose.agent.memory.history import past_turns, read_limits, total_cost
@@ -15,6 +16,7 @@ from cclsearch.propose.agent.memory.turn_records import (
     TURNS_FOLDER,
     context_path,
     make_record,
+    read_conversation,
     record_context,
     turn_path,
     write_record,
@@ -22,16 +24,16 @@ from cclsearch.propose.agent.memory.turn_records import (
 from cclsearch.propose.agent.options import AgentOptions, read_seed_program
 from cclsearch.propose.agent.policy.runner import PolicyRunner, SandboxRunner
 from cclsearch.propose.agent.policy.store import PolicyStore
-from cclsearch.propose.agent.prompt.prompt import PromptInput
+from cclsearch.propose.agent.prompt.prompt import PromptInput, write_system
 from cclsearch.propose.agent.prompt.surrogate_table import MakeSurrogateTable, make_surrogate_table
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits
 from cclsearch.propose.agent.providers.retry import Clock, WallClock
 from cclsearch.propose.agent.providers.spec import find_price
-from cclsearch.propose.agent.providers.types import Provider, Usage
+from cclsearch.propose.agent.providers.types import Message, Provider, Usage
 from cclsearch.propose.agent.server import LlmServer
 from cclsearch.propose.agent.tools.extension import SpaceExtender, count_growths, make_extension
 from cclsearch.propose.agent.tools.lookups import Explain
-from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
+from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers, list_tools
 from cclsearch.propose.agent.turn import Stall, Turn, TurnResult, TurnSettings
 from cclsearch.propose.base import Proposal, SearchView
 from cclsearch.propose.events import DecisionKind, LlmMode, LlmTurn, SubmittedConfig
@@ -77,6 +79,8 @@ class Agent:
 
     def __post_init__(self) -> None:
         self._output_tokens = self.options.max_output_tokens
+        self._conversation: Conversation | None = None
+        self._max_context = self.options.max_context
         if self.server is None:
             self.server = LlmServer(self.provider, find_price(self.provider.name), self.clock)
 
@@ -132,13 +136,18 @@ class Agent:
             anonymous=self.options.anonymous,
             explain=self.explain,
             policies=self.policies,
+            has_traces=self.evidence.has_traces,
             extension=make_extension(view, self.extender),
         )
         prompt_input, settings = self._gather(handlers, slots, store, standing), self._settings(view)
         try:
-            turn = Turn(self.provider, handlers, prompt_input, self.options, settings)
+            opening = self._open_conversation(prompt_input, handlers)
+            turn = Turn(self.provider, handlers, prompt_input, self.options, settings, opening)
             self._running_turn = (number, turn)
             result = turn.run()
+            is_new = self._conversation is None or opening is not self._conversation.messages
+            self._max_context = 0 if turn.reads_less else self._max_context
+            self._conversation = Conversation(join(opening, turn.own), turn.prompt.system, turn.tools)
             self._output_tokens = turn.max_output_tokens
         finally:
             self._running_turn = None
@@ -147,9 +156,16 @@ class Agent:
             context = context_path(self.folder, count_growths(view))
             if not context.exists():
                 write_record(context, record_context(view, self.provider.name, self.options))
-            record = make_record(prompt_input, handlers, turn.prompt, result, settings, number)
+            record = make_record(prompt_input, handlers, turn, result, settings, number, opening if is_new else None)
             write_record(turn_path(self.folder, number), record)
         return _make_outcome(view, number, result, version, self.options, continues)
+
+    def _open_conversation(self, prompt_input: PromptInput, handlers: ToolHandlers) -> tuple[Message, ...]:
+        """Return the messages of earlier turns; those of an earlier session as notes."""
+        if self._conversation is None:
+            self._conversation = Conversation(read_conversation(self.folder) if self.folder else ())
+        system, tools = write_system(prompt_input.view, self.options), list_tools(handlers, self.options.mode)
+        return self._conversation.open(system, tools, self._max_context)
 
     def _settings(self, view: SearchView) -> TurnSettings:
         return TurnSettings(

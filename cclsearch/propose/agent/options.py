@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cclsearch.core.trust import find_code
+from cclsearch.propose.agent.conversation import DEFAULT_TOKENS
 from cclsearch.propose.agent.prompt.prompt import PromptOptions
 from cclsearch.propose.agent.providers.cost import LlmLimits
 from cclsearch.propose.agent.providers.retry import RetrySettings
@@ -25,6 +26,8 @@ class AgentOptions(PromptOptions):
     retry: RetrySettings = field(default_factory=RetrySettings)
     max_output_tokens: int = 16_384
     max_turn_s: float = 600.0
+    max_context: int = DEFAULT_TOKENS
+    """Tokens of a request, with the conversation of earlier turns; 0: each turn begins anew."""
 
 
 def read_seed_program(view: SearchView, name: str | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
+from cclsearch.propose.agent.conversation import split_opening
 from cclsearch.propose.agent.decision import Decision, ToolReply
 from cclsearch.propose.agent.echo import clip_reply, clip_results, echo_call, echo_text, shrink_message
 from cclsearch.propose.agent.prompt.messages import WORDS
@@ -38,8 +39,7 @@ from cclsearch.propose.agent.providers.types import (
     Usage,
 )
 from cclsearch.propose.agent.tools.lookups import MAX_REPLY_BYTES
-from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
-from cclsearch.propose.agent.tools.tool_schemas import make_toolset
+from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers, list_tools
 from cclsearch.propose.events import DecisionKind
 
 MAX_CALLS_BYTES = 4500
@@ -48,6 +48,7 @@ MIN_REPLY_BYTES = 300
 MAX_ID = 48
 """Characters of a call's identifier that are kept."""
 UNANSWERED = "not answered, because what they show has changed: {names}. Send these look-ups again if you need them"
+NOT_RUN = "not answered"
 START_OUTPUT_TOKENS = 16_384
 """Limit on the tokens of one answer at the start of a search: a model thinks before it decides."""
 MAX_OUTPUT_TOKENS = 65_536
@@ -149,20 +150,26 @@ class Turn:
         prompt_input: PromptInput,
         options: PromptOptions,
         settings: TurnSettings,
+        opening: Sequence[Message] = (),
     ) -> None:
+        """`opening`: the conversation of earlier turns."""
         self._provider = provider
         self._handlers = handlers
-        can_extend = bool(handlers.extension.record.offers)
-        self._tools = make_toolset(prompt_input.view, options.mode, can_extend=can_extend)
-        self.prompt = write_turn_prompt(prompt_input, self._tools, options)
+        self.tools = list_tools(handlers, options.mode)
+        self.prompt = write_turn_prompt(prompt_input, self.tools, options)
         self._settings = settings
-        self._messages: list[Message] = [Message(role=Role.USER, text=self.prompt.user)]
+        self._earlier, results = split_opening(opening)
+        self._messages: list[Message] = [Message(role=Role.USER, text=self.prompt.user, results=results)]
+        self.reads_less = False
+        """Whether the server refused the conversation."""
+        self.own: tuple[Message, ...] = ()
+        """The turn's part of the conversation, once it is decided; a turn without a decision has none."""
         self._lookups = 0
         self.max_output_tokens = settings.max_output_tokens
         """The limit on the tokens of an answer; it grows if answers are cut off, and the next turn begins with it."""
         self._pauses = 0
         self._in_flight: CompletionRequest | None = None
-        self._ids: set[str] = set()
+        self._ids = {call.id for message in self._earlier for call in message.calls}
         self._result = TurnResult(None, None, Cost())
         self._started_s = settings.clock.now_s()
 
@@ -197,7 +204,7 @@ class Turn:
 
     def _exchange(self) -> None:
         self._shrink()
-        request, settings = self._request_of(self._messages), self._settings
+        request, settings = self._request_of((*self._earlier, *self._messages)), self._settings
         try:
             request = settings.limits.fit(
                 request, settings.spent + self._result.cost, settings.price, MIN_OUTPUT_TOKENS
@@ -259,7 +266,10 @@ class Turn:
             kind, text = error.kind.value.replace("_", " "), one_line(redact(error.message), 300)
             lost_at = (request.num_bytes, self._elapsed_s())
             result.exchanges.append(Exchange(None, error.kind, text, *lost_at, may_have_cost=error.may_have_cost))
-            if error.kind.is_answer:
+            if error.kind is ErrorKind.BAD_REQUEST and self._earlier:
+                self._earlier, self.reads_less = (), True  # perhaps: a turn alone is short
+                self._messages[0] = self._messages[0].model_copy(update={"results": ()})
+            elif error.kind.is_answer:
                 self._correct(kind, f"your answer could not be read: {quote_line(text)}. Be brief")
             elif error.kind is ErrorKind.FILTERED:
                 result.stall = Stall("content filter", f"the provider's content filter refused the request ({text})")
@@ -281,6 +291,9 @@ class Turn:
             replies.append((call, reply))
             if reply.decision:
                 self._result.decision = self._note_unanswered(reply.decision, calls)
+                said = {done.id: told.text for done, told in replies}
+                results = tuple(ToolResult(id=one.id, text=clip_reply(said.get(one.id, NOT_RUN), 300)) for one in calls)
+                self.own = (*self._messages, answer, Message(role=Role.USER, results=results))
                 return
         results = tuple(
             ToolResult(id=call.id, text=clip_reply(reply.text, max_bytes), is_error=bool(reply.fault))
@@ -351,7 +364,7 @@ class Turn:
         return CompletionRequest(
             system=self.prompt.system,
             messages=tuple(messages),
-            tools=self._tools,
+            tools=self.tools,
             max_output_tokens=self.max_output_tokens,
         )
 

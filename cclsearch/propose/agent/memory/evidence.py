@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from cclsearch.core.values import Model
@@ -32,12 +33,31 @@ class EvidenceSource(Protocol):
         """The evidence of that trial; None if there is none."""
         ...
 
+    has_traces: bool
+    """Whether `inspect` and `search` may be asked."""
+
+    def inspect(self, trials: Sequence[int], show: str, factors: Sequence[float]) -> str:
+        """What the trace of a trial, or of two, shows, as text."""
+        ...
+
+    def search(self, words: str) -> str:
+        """The lines of the framework's options and of the documentation with all of these words."""
+        ...
+
 
 class NoEvidence:
     """Evidence of a search without traces or logs: none."""
 
+    has_traces = False
+
     def find(self, trial: int) -> TrialEvidence | None:
         return None
+
+    def inspect(self, trials: Sequence[int], show: str, factors: Sequence[float]) -> str:
+        return ""
+
+    def search(self, words: str) -> str:
+        return ""
 
 
 def describe_evidence(

@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cclsearch.propose.agent.memory.evidence import NoEvidence
-from cclsearch.propose.agent.memory.turn_records import ContextRecord, TurnRecord, read_context, read_turns
+from cclsearch.propose.agent.memory.turn_records import (
+    ContextRecord,
+    TurnRecord,
+    read_context,
+    read_turns,
+    trace_openings,
+)
 from cclsearch.propose.agent.policy.runner import SandboxRunner
 from cclsearch.propose.agent.prompt.prompt import Prompt, PromptInput, PromptOptions
 from cclsearch.propose.agent.providers.retry import RetrySettings
-from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, ProviderError
+from cclsearch.propose.agent.providers.types import Answer, CompletionRequest, ErrorKind, Message, ProviderError
 from cclsearch.propose.agent.tools.extension import Extension
 from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
 from cclsearch.propose.agent.turn import Turn, TurnSettings
@@ -39,7 +45,11 @@ def replay_turns(folder: Path) -> list[ReplayedTurn]:
     growths = {record.growths for record in turns} or {0}
     contexts = {number: read_context(folder, number) for number in sorted(growths)}
     spaces = {number: context.space() for number, context in contexts.items()}
-    return [_replay(contexts[turn.growths], spaces[turn.growths], turn) for turn in turns]
+    openings = list(trace_openings(turns))[:-1]
+    return [
+        _replay(contexts[turn.growths], spaces[turn.growths], turn, opening)
+        for turn, opening in zip(turns, openings, strict=True)
+    ]
 
 
 class _Recorded:
@@ -71,7 +81,7 @@ class _Recorded:
         """Returns at once."""
 
 
-def _replay(context: ContextRecord, space: Space, record: TurnRecord) -> ReplayedTurn:
+def _replay(context: ContextRecord, space: Space, record: TurnRecord, opening: tuple[Message, ...]) -> ReplayedTurn:
     view = record.view(context, space)
     handlers = ToolHandlers(
         view=view,
@@ -84,6 +94,7 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord) -> Replaye
         policies=SandboxRunner(),
         looked_up=dict(record.evidence),
         recorded=dict(record.recorded),
+        has_traces=record.has_traces,
         extension=Extension(record.extension),
     )
     shown = handlers.find_shown()
@@ -105,6 +116,6 @@ def _replay(context: ContextRecord, space: Space, record: TurnRecord) -> Replaye
         max_output_tokens=record.max_output_tokens,
         max_seconds=record.max_seconds,
     )
-    turn = Turn(recorded, handlers, prompt_input, options, settings)
+    turn = Turn(recorded, handlers, prompt_input, options, settings, opening)
     same_prompt = turn.prompt == Prompt(record.system, record.user)
     return ReplayedTurn(record.turn, record.result.describe(), turn.run().describe(), same_prompt)

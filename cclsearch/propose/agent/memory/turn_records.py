@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -16,15 +16,17 @@ from cclsearch.core.array_codec import Packed
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError, refuse_newer
 from cclsearch.core.values import Model
+from cclsearch.propose.agent.conversation import join
 from cclsearch.propose.agent.memory.evidence import TrialEvidence
 from cclsearch.propose.agent.options import AgentOptions
-from cclsearch.propose.agent.prompt.prompt import Prompt, PromptInput
+from cclsearch.propose.agent.prompt.prompt import PromptInput
 from cclsearch.propose.agent.prompt.quoting import redact_strings
 from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.providers.cost import Cost, LlmLimits, Price
+from cclsearch.propose.agent.providers.types import Message
 from cclsearch.propose.agent.tools.extension import ExtensionRecord, count_growths
 from cclsearch.propose.agent.tools.tool_handlers import ToolHandlers
-from cclsearch.propose.agent.turn import TurnResult, TurnSettings
+from cclsearch.propose.agent.turn import Turn, TurnResult, TurnSettings
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.events import ArbiterMove, LlmMode, LlmTurn
 from cclsearch.propose.warm_start.knowledge import EarlierKnowledge
@@ -109,12 +111,17 @@ class TurnRecord(Model):
     """Limit on the tokens of its first answer."""
     spent: Cost = Cost()
     """Cost of earlier turns."""
+    has_traces: bool = False
     growths: int = 0
     """Number of earlier growths of the search space: each growth has a context of its own."""
     extension: ExtensionRecord = ExtensionRecord()
     system: str
     user: str
     result: TurnResult
+    opening: tuple[Message, ...] | None = None
+    """The conversation before it; None if it continues that of the turn before."""
+    own: tuple[Message, ...] = ()
+    """Its part of the conversation."""
 
     def view(self, context: ContextRecord, space: Space) -> SearchView:
         """The view that this turn had."""
@@ -142,10 +149,11 @@ def _find_rows(observations: Sequence[Observation], space: Space) -> tuple[Obser
 def make_record(
     prompt_input: PromptInput,
     handlers: ToolHandlers,
-    prompt: Prompt,
+    turn: Turn,
     result: TurnResult,
     settings: TurnSettings,
     number: int,
+    opening: tuple[Message, ...] | None,
 ) -> TurnRecord:
     """The record of one turn."""
     view = prompt_input.view
@@ -171,11 +179,14 @@ def make_record(
         max_seconds=settings.max_seconds,
         max_output_tokens=settings.max_output_tokens,
         spent=settings.spent,
+        has_traces=handlers.has_traces,
         growths=count_growths(view),
         extension=handlers.extension.record,
-        system=prompt.system,
-        user=prompt.user,
+        system=turn.prompt.system,
+        user=turn.prompt.user,
         result=result,
+        opening=opening,
+        own=turn.own,
     )
 
 
@@ -223,6 +234,24 @@ def read_turns(folder: Path) -> list[TurnRecord]:
     """All turn records of a run folder, oldest first; raises UserError if one cannot be read."""
     paths = sorted((folder / TURNS_FOLDER).glob("[0-9]*.json"))
     return [_read(path, TurnRecord) for path in paths]
+
+
+def trace_openings(turns: Iterable[TurnRecord]) -> Iterator[tuple[Message, ...]]:
+    """Yield the conversation before each of these turns, and then that after the last."""
+    before: tuple[Message, ...] = ()
+    for turn in turns:
+        opening = before if turn.opening is None else turn.opening
+        yield opening
+        before = join(opening, turn.own)
+    yield before
+
+
+def read_conversation(folder: Path) -> tuple[Message, ...]:
+    """The conversation in a run folder; none if its records cannot be read."""
+    try:
+        return list(trace_openings(read_turns(folder)))[-1]
+    except UserError:
+        return ()
 
 
 def turn_path(folder: Path, turn: int) -> Path:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cclsearch.card.model import ModelArch
+from cclsearch.card.model import Hardware, ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
 from cclsearch.propose.agent.abandon import find_abandoned
@@ -194,8 +194,22 @@ def _describe_card(view: SearchView, options: PromptOptions) -> str:
         f"{hardware.num_accelerators} x {one_line(hardware.accelerator, 40)}, {hardware.accelerators_per_node} per "
         f"node, {hardware.memory_gib:g} GiB each; Gbit/s per accelerator: {_or_unknown(hardware.scale_up_gbps)} in the "
         f"node, {_or_unknown(hardware.scale_out_gbps)} between nodes",
+        *_describe_machine(hardware),
     ]
     return "\n".join(lines)
+
+
+def _describe_machine(hardware: Hardware) -> list[str]:
+    """Describe what is known of the machine beyond the two bandwidths, in one line if anything."""
+    known = [f"scale-up domain of {hardware.domain}"] if hardware.scale_up_domain else []
+    known += [f"torus {'x'.join(map(str, hardware.torus))}"] if hardware.torus else []
+    known += [f"{hardware.host_cores} CPU cores a node, shared by its processes"] if hardware.host_cores else []
+    if (links := hardware.links) is not None and len(links.endpoints) > 1:
+        names = range(len(links.endpoints))
+        pairs = [(a, b) for a in names for b in names if a != b]
+        gbps, us = ([of[a][b] for a, b in pairs] for of in (links.gbps, links.latency_us))
+        known += [f"links measured: {min(gbps):.3g} to {max(gbps):.3g} Gbit/s, {min(us):.3g} to {max(us):.3g} us"]
+    return ["; ".join(known)] if known else []
 
 
 def _describe_model(arch: ModelArch, precision: str) -> list[str]:

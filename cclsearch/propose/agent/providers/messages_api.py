@@ -32,7 +32,7 @@ _STOPS = {
 
 
 def write_body(model: str, request: CompletionRequest, form: Form) -> dict[str, Any]:
-    """The request body. The mark for the provider's cache covers tools and system, which a search does not change."""
+    """The request body. The marks for the provider's cache cover tools and system, and the conversation."""
     # A turn of another trial comes minutes later: a mark of five minutes would only cost.
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}} if form.marks_cache else {}
     body: dict[str, Any] = {
@@ -40,6 +40,9 @@ def write_body(model: str, request: CompletionRequest, form: Form) -> dict[str, 
         "max_tokens": request.max_output_tokens,
         "messages": [_message(message, form) for message in request.messages],
     }
+    if len(body["messages"]) > 1:
+        # the conversation only grows: the next request reads what this one writes
+        body["messages"][-1]["content"][-1] |= mark
     if request.system:
         body["system"] = [{"type": "text", "text": request.system, **mark}]
     if request.tools:

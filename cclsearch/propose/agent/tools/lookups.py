@@ -22,7 +22,15 @@ from cclsearch.propose.agent.prompt.tables import candidate_lines, trial_summary
 from cclsearch.propose.agent.providers.types import ToolCall
 from cclsearch.propose.agent.tools.configs import CallError, format_config, nearest_rows, read_config, read_value
 from cclsearch.propose.agent.tools.suppose import describe_supposed
-from cclsearch.propose.agent.tools.tool_schemas import BY_CHANCE, LOOKUPS, MAX_LISTED, MAX_PREDICTED, sort_orders
+from cclsearch.propose.agent.tools.tool_schemas import (
+    BY_CHANCE,
+    FACTORS,
+    LOOKUPS,
+    MAX_LISTED,
+    MAX_PREDICTED,
+    SHOWS,
+    sort_orders,
+)
 from cclsearch.propose.base import SearchView
 
 Explain = Callable[[Config], Sequence[str]]
@@ -42,6 +50,8 @@ class Lookups:
     evidence: EvidenceSource
     explain: Explain | None = None
     looked_up: dict[int, TrialEvidence] = field(default_factory=dict)
+    has_traces: bool = False
+    """Whether traces and the documentation may be asked."""
     recorded: dict[str, str] = field(default_factory=dict)
     """Look-up and its arguments -> its text, of those that ask more than the view and the table."""
     max_bytes: int = MAX_REPLY_BYTES
@@ -56,6 +66,7 @@ class Lookups:
             "trial": self._trial,
             "compare": self._compare,
             "candidates": self._candidates,
+            **({"trace": self._trace, "search_docs": self._search_docs} if self.has_traces else {}),
         }
 
     def find_shown(self) -> dict[int, TrialEvidence]:
@@ -236,7 +247,30 @@ class Lookups:
             self.recorded[key] = redact(answer())
         return self.recorded[key]
 
+    def _trace(self, arguments: dict[str, Any]) -> ToolReply:
+        show, trials = (
+            arguments.get("show"),
+            [n for n in (arguments.get("trial"), arguments.get("with")) if n is not None],
+        )
+        finished = {o.trial for o in self.view.observations}
+        if show not in SHOWS or not trials or not all(type(n) is int and n in finished for n in trials):
+            raise CallError(f"trace needs a finished trial, and show as one of {', '.join(SHOWS)}")
+        factors = [_read_factor(arguments.get(name, 1.0)) for name in FACTORS]
+        if (show == "difference") != (len(trials) == 2):
+            raise CallError("`with` names the second trial of show=difference, and of nothing else")
+        return ToolReply(self._record("trace", arguments, lambda: self.evidence.inspect(trials, str(show), factors)))
+
+    def _search_docs(self, arguments: dict[str, Any]) -> ToolReply:
+        words = one_line(str(arguments.get("words") or ""), 100)
+        return ToolReply(self._record("search_docs", words, lambda: self.evidence.search(words)))
+
     def _suppose(self, arguments: dict[str, Any]) -> ToolReply:
         if not arguments:
             raise CallError("suppose what? Give corrections, a program, doubts, memory_crashes, or configurations")
         return ToolReply(self._record("suppose", arguments, lambda: describe_supposed(self.view, arguments)))
+
+
+def _read_factor(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.01 <= value <= 100:
+        raise CallError("a factor of what_if is a number from 0.01 to 100")
+    return float(value)

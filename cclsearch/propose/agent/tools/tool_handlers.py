@@ -24,12 +24,12 @@ from cclsearch.propose.agent.prompt.surrogate_table import (
     none_ranked,
 )
 from cclsearch.propose.agent.prompt.tables import FREE_MARK, trial_summary
-from cclsearch.propose.agent.providers.types import ToolCall
+from cclsearch.propose.agent.providers.types import ToolCall, ToolSpec
 from cclsearch.propose.agent.tools.configs import CallError, format_config, read_config
 from cclsearch.propose.agent.tools.extension import TOOL as EXTEND_SPACE
 from cclsearch.propose.agent.tools.extension import Extension
 from cclsearch.propose.agent.tools.lookups import MAX_REPLY_BYTES, Lookups
-from cclsearch.propose.agent.tools.tool_schemas import CORRECT, FOLLOW, REFUTED_AT, expected_fields
+from cclsearch.propose.agent.tools.tool_schemas import CORRECT, FOLLOW, REFUTED_AT, expected_fields, make_toolset
 from cclsearch.propose.base import ExpectedOutcome
 from cclsearch.propose.bayes.corrections import find_doubted, parse_doubts
 from cclsearch.propose.events import LlmMode, SubmittedConfig
@@ -237,6 +237,12 @@ class ToolHandlers(Lookups):
         row = self.table.likeliest[0]
         config = format_config(self.view.space, self.view.space.config(row))
         return f"The likeliest is ({config}), P(wins) {self.table.wins_N[row]:.3f}: it is free, submit it"
+
+
+def list_tools(handlers: ToolHandlers, mode: LlmMode) -> tuple[ToolSpec, ...]:
+    """The tools of these handlers, as a provider receives them."""
+    can_extend = bool(handlers.extension.record.offers)
+    return make_toolset(handlers.view, mode, can_extend=can_extend, has_traces=handlers.has_traces)
 
 
 def _positive(value: object) -> float | None:

@@ -14,7 +14,11 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.corrections import MAX_ACTIVE, MAX_FACTOR, name_parts
 from cclsearch.propose.events import LlmMode
 
-LOOKUPS = ("predict", "suppose", "explain", "trial", "compare", "candidates")
+LOOKUPS = ("predict", "suppose", "explain", "trial", "compare", "candidates", "trace", "search_docs")
+SHOWS = ("parts", "ranks", "stages", "kernels", "collectives", "idle", "difference", "what_if")
+"""What the look-up `trace` shows."""
+FACTORS = ("scale_up_bw", "scale_out_bw", "compute")
+"""Factors of its question what if."""
 CORRECT = "correct"
 FOLLOW = "follow"
 BY_CHANCE = "P(wins)"
@@ -36,7 +40,9 @@ def expected_fields(view: SearchView) -> dict[str, str]:
     return {f"expected_{view.primary.name}": view.primary.name, "expected_memory_gib": PEAK_MEMORY}
 
 
-def make_toolset(view: SearchView, mode: LlmMode, *, can_extend: bool = False) -> tuple[ToolSpec, ...]:
+def make_toolset(
+    view: SearchView, mode: LlmMode, *, can_extend: bool = False, has_traces: bool = False
+) -> tuple[ToolSpec, ...]:
     """All tools, in a fixed order; the last are decisions.
 
     Nothing in them changes from turn to turn, so that the provider's cache hits: STATE says what a turn may do.
@@ -67,6 +73,10 @@ def make_toolset(view: SearchView, mode: LlmMode, *, can_extend: bool = False) -
             {}, {"where": where, "sort": {"enum": list(sort_orders(view))}, "limit": limit, "min_fits": share}
         ),
     }
+    if has_traces:
+        factors = {name: {"type": "number", "minimum": 0.01, "maximum": 100} for name in FACTORS}
+        parameters["trace"] = _object({"trial": trial, "show": {"enum": list(SHOWS)}}, {"with": trial, **factors})
+        parameters["search_docs"] = _object({"words": text})
     if mode == LlmMode.POLICY:
         parameters["submit_policy"] = _object(
             {"rationale": text, "program": text, **expected}, {**refuted, **described}
