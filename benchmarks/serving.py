@@ -91,7 +91,7 @@ def read_tables(folder: Path, *, kernels: bool = False) -> Iterator[Table]:
                 with contextlib.suppress(UserError):
                     require_kernel_tables(asking)  # type: ignore[arg-type]
                     card = asking
-        except UserError as error:
+        except (UserError, ValueError) as error:
             print(f"left out {path.parent.name}: {error}", file=sys.stderr)
             continue
         figures = ("concurrency", "ttft_s", "tpot_s", "output_tok_s_per_gpu_est")
@@ -107,7 +107,7 @@ def _read_value(name: str, row: Mapping[str, str]) -> int | str:
         return row[name]
     if name == "dp":
         return max(1, int(row["num_gpus"]) // (int(row["tp"]) * int(row["pp"])))
-    return int(row[name])
+    return int(row["num_gpus"]) // int(row["pp"]) if row[name] == "true" else int(row[name])
 
 
 def find_errors(table: Table) -> np.ndarray:

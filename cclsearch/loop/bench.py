@@ -181,10 +181,12 @@ def run_bench(
     """Run every sampler on every landscape in or below `folder` with every seed; return the figures of `--json`.
 
     Without `seeds` there are as many as make `DEFAULT_SEARCHES` of each sampler, from 2 to 20.
-    Raises UserError before anything starts, with one line per landscape or sampler that cannot be loaded.
+    A landscape that cannot be loaded is left out, with a line; raises UserError, with one line for each, if all are.
     """
-    paths = find_recordings(folder)
-    recordings = _load_all(paths)
+    recordings, left_out = _load_all(find_recordings(folder))
+    paths = [recording.folder for recording in recordings]
+    for line in left_out if progress else ():
+        progress(f"left out: {line}")  # type: ignore[misc]
     problems = list_problems(recordings, label_landscapes(paths, Path(folder)))
     labels = [problem.label for problem in problems]
     seeds = seeds or max(2, min(20, DEFAULT_SEARCHES // len(problems)))
@@ -210,6 +212,7 @@ def run_bench(
         "num_landscapes": len(labels),
         "landscapes": labels,
         "notes": {r.name: list(r.notes) for r in recordings if r.notes},
+        "left_out": left_out,
         "samplers": {name: _summary_of(name, searches, labels) for name in samplers},
     }
 
@@ -259,16 +262,17 @@ def label_landscapes(paths: Sequence[Path], folder: Path) -> list[str]:
     ]
 
 
-def _load_all(paths: Sequence[Path]) -> list[Recording]:
+def _load_all(paths: Sequence[Path]) -> tuple[list[Recording], list[str]]:
+    """Return the landscapes, and why others cannot be loaded."""
     recordings, problems = [], []
     for path in paths:
         try:
             recordings.append(load_recording(path))
         except UserError as error:
             problems.append(str(error))
-    if problems:
+    if not recordings:
         raise UserError("\n".join(problems))
-    return recordings
+    return recordings, problems
 
 
 def _run_tasks(tasks: Sequence[_Task], workers: int) -> Iterator[ReplayedSearch]:

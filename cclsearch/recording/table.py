@@ -104,6 +104,7 @@ def read_table(path: Path, task: Any, data: Mapping[str, Any], refuse: Callable[
             refuse(f"{path} row {line}: must have {len(header)} cells; it has {len(cells)}")
     body = [[*cells, *[""] * len(header)][: len(header)] for cells in body]
     left = [name for name in header[: header.index("status")] if name != DERIVED]
+    _spell_ranks(header, body)
     columns = {
         name: _parse_column(path, name, [line[header.index(name)] for line in body], refuse)
         for name in left
@@ -126,6 +127,19 @@ def read_table(path: Path, task: Any, data: Mapping[str, Any], refuse: Callable[
         if len(distinct) > MAX_CHOICES:
             refuse(f"{path}: knob {name!r} has {len(distinct)} different values; at most {MAX_CHOICES} work")
     return tuple(map(Knob, columns, map(tuple, choices))), tuple(kept), notes
+
+
+def _spell_ranks(header: Sequence[str], body: Sequence[list[str]]) -> None:
+    """Replace `true` in a column `ep`, as vLLM's switch has it, by all ranks of a stage; `false` is 1."""
+    if "ep" not in header[: header.index("status")]:
+        return
+    for line in body:
+        cell = dict(zip(header, line, strict=True))
+        stated = _number(cell.get(NUM_ACCELERATORS, ""))
+        if cell["ep"].lower() in ("true", "false"):
+            degrees = [_number(cell.get(name, "")) or 1 for name in ("tp", "dp", "pp")]
+            ranks = (stated / degrees[2] if stated else degrees[0] * degrees[1]) if cell["ep"].lower() == "true" else 1
+            line[header.index("ep")] = f"{ranks:g}"
 
 
 def _read_lines(path: Path) -> list[list[str]]:
