@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 from cclsearch.card.catalogue import find_by_name
 from cclsearch.card.model import FRAMEWORK_KNOBS, PRECISION, Card, ModelArch
 from cclsearch.core.values import Value
+from cclsearch.core.yaml_file import read_yaml
 from cclsearch.space.table import Space
 from cclsearch.stats.columns import read_choices
 from cclsearch.tasks.machine import read_machine
@@ -65,9 +69,35 @@ def other_weight_bytes(arch: ModelArch, weight_bytes: NDArray[np.float64]) -> ND
     return np.where(weight_bytes <= FOUR_BITS, UNQUANTIZED, weight_bytes)
 
 
-# From LLM-Inference-Bench (benchmarks/serving.md). llama.cpp is left out: how much slower it is depends on the batch.
-ENGINE_TIMES = {"tensorrtllm": 0.82, "trtllm": 0.82, "deepspeedmii": 1.25}
-"""Engine -> its time for the same work, relative to vLLM's."""
+@cache
+def load_figures() -> dict[str, Any]:
+    """Return what predictions know of servers before any trial."""
+    return read_yaml(Path(__file__).with_name("servers.yaml"))
+
+
+def find_engine(name: str) -> dict[str, Any]:
+    """Return the figures of an engine, or those of an unknown one."""
+    key = re.sub("[^a-z0-9]", "", name.lower())
+    return next(each for each in load_figures()["engines"] if any(word in key for word in each["names"]))
+
+
+def find_vendor(accelerator: str) -> dict[str, float]:
+    """Return the factors of the shares of bandwidth and of matrix products that an accelerator's vendor has."""
+    known = (each for each in load_figures()["vendors"] if re.search(each["accelerators"], accelerator.lower()))
+    return next(known, {"memory": 1.0, "products": 1.0, "host": 1.0})
+
+
+def find_defaults(card: Card, engine: str) -> dict[str, Any]:
+    """Return the defaults of a server on the card's accelerators."""
+    chip = card.hardware.chip
+    return next(
+        each
+        for each in load_figures()["defaults"]
+        if each["engine"] in engine.lower()
+        and each.get("kind", chip.kind) == chip.kind
+        and each.get("accelerators", "") in chip.name
+        and card.hardware.memory_gib >= each.get("min_gib", 0)
+    )
 
 
 def read_engines(card: Card, space: Space, read: Callable[[str], float]) -> Array:
@@ -82,22 +112,12 @@ def name_engines(card: Card, space: Space) -> list[str]:
     return [card.framework] * len(space) if knob is None else list(map(str, space.column(knob)))
 
 
-def _find_time(engine: str) -> float:
-    """Return the engine's time / vLLM's; 1 for an unknown one."""
-    return ENGINE_TIMES.get(re.sub("[^a-z0-9]", "", engine.lower()), 1.0)
-
-
 Array = NDArray[np.float64]
 
 # With the scales of the blocks: 8 bits for 16 weights (NVFP4), 8 for 32 (Open Compute Project 2023, microscaling
 # formats), 32 for 128 (AWQ, GPTQ).
 BITS = ((4.5, ("nvfp4",)), (4.25, ("fp4", "int4", "awq", "gptq")), (8.0, ("fp8", "int8", "w8a8")))
 """Bits of a weight in formats whose names contain these words."""
-# vLLM's documentation has them for servers.
-DEFAULT_SEQUENCES, DEFAULT_TOKENS = 256, 2048
-"""`max_num_seqs` and `max_num_batched_tokens` of a space without them."""
-
-
 # From vLLM's documentation.
 DEFAULT_BLOCK = 16
 """Tokens of a block."""
@@ -132,8 +152,16 @@ class Replica:
     cache_bytes: Array
     """Bytes of a number of the KV cache."""
     flops_per_s: Array
+    reads: Array
+    """Share of the bandwidth that reads of weights reach beside those of 16 bits."""
     engine_time: Array
     """Time of everything relative to another engine's, 1 if unknown."""
+    request_s: Array
+    """Seconds from a request to its place in a step."""
+    layer_s: Array
+    """Seconds to launch a layer without a captured graph."""
+    graphs: Array
+    """Sequences of the largest step with a captured graph."""
     batch_bucket: Array
     """A step computes a multiple of so many sequences: static graphs are compiled for those only."""
     context_bucket: Array
@@ -174,13 +202,24 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
     def number(name: str, default: float = 1.0) -> Array:
         return np.maximum(column(name, lambda value: _read_number(value, default), default), 1.0)
 
+    def of_engine(key: str) -> Array:
+        return read_engines(card, space, lambda name: float(find_engine(name)[key]))
+
+    def stated(knob: str, name: str, least: float = 1.0) -> Array:
+        """The knob, else the engine's default, which published benchmarks raise to the requests at once."""
+        own = column(knob, lambda value: _read_number(value, np.nan), np.nan)
+        default = np.maximum(read_engines(card, space, lambda engine: find_defaults(card, engine)[name]), least)
+        return np.asarray(np.where(np.isnan(own), default, np.maximum(own, 1.0)))
+
     tp, is_split = number(layout["tp"]), column(layout["dp_attention"], _is_on, 0.0) > 0
+    if layout is AGGREGATED and not space.has("tp"):
+        tp = np.where(of_engine("by_layers") > 0, 1.0, number("devices"))
     chosen = space.find(PRECISION)
     names = {card.precision, *(() if chosen is None else map(str, chosen.choices))}
     rates = {name: _find_rate(card, name) for name in names}
-    share = read_machine(card).gemm_share
     precision = column(PRECISION, lambda value: _bytes_of(str(value), 2.0), _bytes_of(card.precision, 2.0))
     quantized = column("quantization", lambda value: _bytes_of(str(value), 0.0), 0.0)
+    quantized_reads = column("quantization", _share_reads, 1.0)
     weight_bytes = np.where(quantized > 0, quantized, precision)
     attention_ranks = np.where(is_split, 1.0, np.maximum(tp / number("attention_dp"), 1.0))
     half = _bytes_of("fp32", 4.0) if card.precision == "fp32" else 2.0
@@ -189,7 +228,11 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
     cached = _count_cached(card, block_size, column("prefix_caching", _is_on, 0.0))
     off = ("none", "false", "0", "off")
     checked, gain = _read_speculation(card, column("speculative", lambda v: float(str(v).lower() not in off), 0.0))
-    is_chunked = column("chunked_prefill", _is_on, 1.0)
+    is_chunked = column("chunked_prefill", _is_on, np.nan)
+    is_chunked = np.where(
+        np.isnan(is_chunked), read_engines(card, space, lambda n: find_defaults(card, n)["chunked"]), is_chunked
+    )
+    most = max(card.work.as_int("max_concurrency", 0), card.work.as_int("concurrency", 0))
     step = "max_num_batched_tokens" if space.has("max_num_batched_tokens") else "prefill_chunk"
     is_whole = column("expert_parallel", _is_on, 0.0) > 0  # as vLLM has it: over all ranks of all replicas
     return Replica(
@@ -199,12 +242,16 @@ def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATE
         ep=np.where(is_whole, tp * replicas, number(layout["ep"])),
         accelerators=np.maximum(space.num_accelerators_N.astype(np.float64), 1.0),
         attention_ranks=attention_ranks,
-        sequences=number("max_num_seqs", DEFAULT_SEQUENCES) * tp / attention_ranks,  # of each rank with its own
-        tokens=number(step, DEFAULT_TOKENS),
+        sequences=stated("max_num_seqs", "sequences", most) * tp / attention_ranks,  # of each rank with its own
+        tokens=stated(step, "tokens"),
         weight_bytes=weight_bytes,
         cache_bytes=column("kv_cache_dtype", lambda value: _bytes_of(str(value), half), half),
-        flops_per_s=share * column(PRECISION, lambda value: rates[str(value)], rates[card.precision]),
-        engine_time=read_engines(card, space, _find_time),
+        flops_per_s=column(PRECISION, lambda value: rates[str(value)], rates[card.precision]),
+        reads=np.where(quantized > 0, quantized_reads, column(PRECISION, _share_reads, _share_reads(card.precision))),
+        engine_time=of_engine("time"),
+        request_s=of_engine("request_s"),
+        layer_s=of_engine("layer_s"),
+        graphs=stated("max_graph_size", "graphs") * (1 - column("enforce_eager", _is_on, 0.0)),
         batch_bucket=number("batch_bucket"),
         context_bucket=number("context_bucket"),
         reserves=column("reserve_kv_cache", _is_on, 0.0),
@@ -250,13 +297,25 @@ def _find_alone(card: Card, space: Space, is_chunked: Array, is_mixed: Array) ->
 
 
 def _find_rate(card: Card, precision: str) -> float:
-    """Return the FLOP/s of linear layers with weights in that precision.
+    """Return the FLOP/s that linear layers with weights in that precision reach.
 
-    A device without units for 4 bits computes with them in 16: kernels widen the weights as they read them (vLLM's
-    documentation, quantization: MXFP4 and weights of 4 bits on Hopper).
+    Integers of 4 bits are widened to 16 as they are read, and so are all 4 bits on a device without units for them
+    (vLLM's documentation, quantization).
     """
-    widened = _bytes_of(precision, 2.0) <= FOUR_BITS and "fp4" not in card.hardware.chip.peak_flops
-    return read_machine(card.model_copy(update={"precision": "bf16" if widened else precision})).flops_per_s
+    four = _bytes_of(precision, 2.0) <= FOUR_BITS
+    widened = four and ("fp4" not in card.hardware.chip.peak_flops or _is_integer(precision))
+    bits = 16 if widened else 4 if four else round(8 * _bytes_of(precision, 2.0))
+    machine = read_machine(card.model_copy(update={"precision": "bf16" if widened else precision}))
+    share = load_figures()["products"][str(bits)] * machine.gemm_share
+    return float(machine.flops_per_s * share * find_vendor(card.hardware.accelerator)["products"])
+
+
+def _share_reads(precision: Value) -> float:
+    return float(load_figures()["integer_reads"]) if _is_integer(str(precision)) else 1.0
+
+
+def _is_integer(precision: str) -> bool:
+    return any(word in precision.lower() for word in ("int4", "awq", "gptq"))
 
 
 def _read_number(value: Value, default: float) -> float:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cclsearch.core.values import Config
 from cclsearch.tasks.serving.closed_form.replica import Array
-from cclsearch.tasks.serving.closed_form.steps import HANDOVER_S, MULTIPLIERS, REQUEST_S, SHARES, TOGETHER, LoadParts
+from cclsearch.tasks.serving.closed_form.steps import HANDOVER_S, MULTIPLIERS, SHARES, TOGETHER, LoadParts
 from cclsearch.tasks.serving.contract import Arrival
 
 
@@ -60,8 +60,10 @@ def time_parts(parts: LoadParts, theta: Array) -> Times:
     return Times(
         step=decode + links * parts.collectives + engine * parts.engine,
         prefill=own * parts.prefill + links * parts.prefill_collectives + engine * parts.prefill_engine,
-        alone=own * parts.prefill_alone + links * parts.prefill_collectives + engine * parts.engine,
-        request=REQUEST_S * by_name["request"],
+        alone=own * parts.prefill_alone
+        + links * parts.prefill_collectives
+        + engine * (parts.engine + parts.prefill_engine),
+        request=parts.request * by_name["request"],
         step_parts={
             "weights": np.maximum(decode - kv_cache, 0.0),
             "kv_cache": np.minimum(kv_cache, decode),
@@ -106,7 +108,10 @@ def _serve_together(parts: LoadParts, times: Times) -> Served:
     """Continuous batching: while a replica answers a batch, it prefills one prompt for each of its sequences."""
     prompts = parts.batch * times.prefill
     cycle = parts.answer * times.step + prompts
-    queue = 0.5 * (TOGETHER + (1 - TOGETHER) * prompts / cycle) * prompts
+    busy = prompts / cycle
+    # some come together; others find a busy server, as in Kingman's formula, and at most all other prompts
+    others = np.minimum(busy / np.maximum(1 - busy, 1e-9) * times.prefill, prompts)
+    queue = 0.5 * (TOGETHER * prompts + (1 - TOGETHER) * others)
     tokens = parts.replicas * parts.batch * parts.answer / parts.accelerators
     shares = {"prefill": prompts, **{name: parts.answer * seconds for name, seconds in times.step_parts.items()}}
     return Served(

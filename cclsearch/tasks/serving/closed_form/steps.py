@@ -23,6 +23,7 @@ from cclsearch.tasks.serving.closed_form.replica import (
     Replica,
     ServedModel,
     find_served,
+    find_vendor,
     other_weight_bytes,
 )
 
@@ -42,11 +43,14 @@ COLLECTIVE_S = 1.6e-5
 """Seconds of a collective of few bytes besides the latency of its links."""
 MEMORY_SHARE = 0.85
 """Share of the data-sheet bandwidth that reads of weights reach."""
-# HTTP, the tokenizer, queues; chosen on measured servers (benchmarks/serving.md), as the next two numbers.
-REQUEST_S = 0.05
-"""Seconds from a request to its place in a step, before calibration."""
-# Answers of equal length end together.
-TOGETHER = 0.15
+NARROW = 68.0
+"""Columns of an expert's share that cost as much as they hold: narrow products read slowly."""
+MOE_LAUNCHES = 1.8
+"""Launches that experts add to a layer, relative to those of a dense one."""
+MOE_LAYER_S = 1e-5
+"""Seconds of routing in a layer with experts, and of the kernels that it adds."""
+# Answers of equal length end together; chosen on measured servers, as the next number.
+TOGETHER = 0.19
 """Share of the requests of a closed loop that arrive together."""
 HANDOVER_S = 0.15
 """Seconds from a prompt that another worker prefilled to its place in a step, besides moving its keys and values."""
@@ -101,6 +105,8 @@ class LoadParts:
     """Share of the accelerators that they have."""
     clients: Array
     """Requests at once, over everything."""
+    request: Array
+    """The way of a request to a step."""
     transfer: Array
     """Moving the keys and values of a prompt from the worker that prefilled it."""
     ttft_lean: Array
@@ -120,6 +126,8 @@ class StepCosts:
     at: Replica
     model: ServedModel
     machine: Machine
+    host: float
+    """Factor of the times that the host takes."""
     moe_layers: int
     attention: float
     """Parameters of attention that a token is multiplied by."""
@@ -160,6 +168,16 @@ class StepCosts:
         linear_s = 2.0 * self.attention * tokens / self.at.tp / self.at.flops_per_s
         return np.asarray((linear_s + scores_s) * (self.at.tp / self.at.attention_ranks - 1.0))
 
+    def plan(self, sequences: Array, own: Array) -> Array:
+        """Return the seconds that an engine takes for a step of so many sequences, `own` of them on each rank."""
+        planned = self.host * (ENGINE_STEP_S + SEQUENCE_S * own + self.moe_layers * MOE_LAYER_S)
+        return np.asarray(planned + (sequences > self.at.graphs) * self.launch(1.0))
+
+    def launch(self, steps: Array | float) -> Array:
+        """Return the seconds to launch the layers of so many steps without captured graphs."""
+        layers = self.model.arch.num_layers + MOE_LAUNCHES * self.moe_layers
+        return np.asarray(self.host * steps * layers * self.at.layer_s / self.at.pp)
+
     def communicate(self, tokens: Array | float) -> Array:
         """Return the seconds of a step's collectives for so many tokens."""
         arch, machine = self.model.arch, self.machine
@@ -175,7 +193,9 @@ def read_costs(card: Card, at: Replica) -> StepCosts:
     """Return the costs that tokens add to a step of each row."""
     model, machine = find_served(card), read_machine(card)
     arch, counts = model.arch, count_parts(model.arch)
-    layers, bandwidth = arch.num_layers, machine.hbm_bytes_s * MEMORY_SHARE
+    layers = arch.num_layers
+    vendor = find_vendor(card.hardware.accelerator)
+    bandwidth = machine.hbm_bytes_s * MEMORY_SHARE * vendor["memory"]
     head, mlp = counts.head + counts.embedding * arch.tied_embeddings, counts.dense_layers * counts.dense_mlp
     plain = other_weight_bytes(arch, at.weight_bytes)
     # the output projection is not quantized
@@ -195,12 +215,13 @@ def read_costs(card: Card, at: Replica) -> StepCosts:
         at=at,
         model=model,
         machine=machine,
+        host=vendor["host"],
         moe_layers=moe_layers,
         attention=float(counts.attention * layers),
         computed=computed,
-        dense_s=dense / bandwidth,
-        shared_s=shared / bandwidth,
-        experts_s=experts / bandwidth,
+        dense_s=dense / bandwidth / at.reads,
+        shared_s=shared / bandwidth / at.reads,
+        experts_s=experts / bandwidth / at.reads * _find_narrow(arch, at),
         key_s=cached_numbers(arch) * layers * at.cache_bytes / cache_ranks(arch, at) / bandwidth,
         score_s=2.0 * met * layers / at.attention_ranks / at.flops_per_s,
         # a prompt of one is waited for by all, unless theirs come at once
@@ -225,6 +246,7 @@ def compute_load(card: Card, at: Replica, concurrency: Array | float, input_len:
     steps = np.ceil(given / at.tokens)
     reads = steps * (costs.dense_s + costs.read_experts(np.minimum(given, at.tokens)))
     slow, group_tokens = at.engine_time, group * at.checked
+    launched = costs.launch(steps)
     each = slow / at.gain  # of a step, for each token of a sequence
     return LoadParts(
         batch=batch,
@@ -235,15 +257,22 @@ def compute_load(card: Card, at: Replica, concurrency: Array | float, input_len:
         kv_cache=each * own * held * costs.key_s,
         products=each * (costs.multiply(group_tokens) + own * at.checked * held * costs.score_s),
         collectives=each * costs.communicate(group_tokens),
-        engine=each * (ENGINE_STEP_S + SEQUENCE_S * own),
+        engine=each * costs.plan(group, own),
         prefill=slow * costs.waits * np.maximum(prompt, reads) / at.pp,
         prefill_alone=slow * np.maximum(prompt + costs.attend_alone(given, scores), reads),
         prefill_collectives=slow * costs.waits * costs.communicate(given) / at.pp,
-        prefill_engine=slow * costs.waits * ENGINE_STEP_S * given / at.tokens,
+        prefill_engine=slow * costs.waits * (costs.host * ENGINE_STEP_S * given / at.tokens + launched),
         answer=np.full(len(at.tp), float(output_len)),
+        request=costs.host * at.request_s,
         clients=np.broadcast_to(np.asarray(concurrency, dtype=np.float64), at.tp.shape),
         **dict.fromkeys(ADDED, np.zeros(len(at.tp))),
     )
+
+
+def _find_narrow(arch: ModelArch, at: Replica) -> Array:
+    """(N,) factor of the time to read experts that tensor-parallel ranks cut into narrow parts."""
+    shares = np.maximum(at.tp / at.ep, 1.0)
+    return np.asarray(1.0 + (shares - 1.0) * NARROW / (arch.moe.expert_intermediate_size if arch.moe else 1.0))
 
 
 def _share_experts(at: Replica, moe: MoEArch, tokens: Array) -> Array:

@@ -17,7 +17,7 @@ from cclsearch.card.model import Card
 from cclsearch.stats.columns import take_rows
 from cclsearch.tasks.serving.closed_form.memory import count_cached_tokens
 from cclsearch.tasks.serving.closed_form.replica import Array, Replica
-from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, StepCosts, read_costs
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, StepCosts, read_costs
 from cclsearch.tasks.serving.contract import PlannedRequest
 from cclsearch.tasks.serving.measurements import GOODPUT, PERCENTS, SERVED, find_rates, summarize
 from cclsearch.tasks.serving.settling import find_kept_share
@@ -89,17 +89,17 @@ class Simulator:
         clients = np.zeros(count, dtype=np.int64)
         if load.clients is not None:
             clients = _share(min(load.clients, len(load.requests)), count)
-        lag = REQUEST_S * float(np.exp(theta_P[MULTIPLIERS.index("request")]))
+        lag = self.costs.host * self.costs.at.request_s * float(np.exp(theta_P[MULTIPLIERS.index("request")]))
         engines = Engines(
             times=times,
             places=places,
             blocks=blocks,
             is_tight=np.minimum(places, requests.given.shape[1]) * size > blocks,
-            lag_s=np.full(len(owner), lag),
+            lag_s=lag[owner],
             clients=np.tile(clients, len(rows)),
         )
         answered = answer_all(engines, requests)
-        return _measure(answered, requests, load, count, self.costs.at.accelerators[rows], at, lag)
+        return _measure(answered, requests, load, count, self.costs.at.accelerators[rows], at, lag[rows])
 
 
 def _share(number: int, count: int) -> Ints:
@@ -131,7 +131,7 @@ def _measure(
     count: int,
     accelerators: Array,
     at: Replica,
-    lag_s: float,
+    lag_s: Array,
 ) -> dict[str, Array]:
     """Return the metrics of each configuration, by their names in `measurements.py`."""
 

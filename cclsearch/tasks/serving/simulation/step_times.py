@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cclsearch.tasks.serving.closed_form.replica import Array
-from cclsearch.tasks.serving.closed_form.steps import ENGINE_STEP_S, MULTIPLIERS, SEQUENCE_S, StepCosts, pad
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, StepCosts, pad
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,8 @@ class StepTimes:
         prefill = np.maximum(by_name["prefill"] * prompt - idle, 0.0) + by_name["prefill"] * attend
         linked = costs.communicate(decoded + costs.waits * mix.prompt_tokens)
         step = decode + prefill + by_name["collectives"] * linked
-        step = step + by_name["engine"] * (ENGINE_STEP_S + SEQUENCE_S * own)
+        launched = costs.launch((mix.prompt_tokens > 0).astype(np.float64))
+        step = step + by_name["engine"] * (costs.plan(group, own) + launched)
         return np.asarray(by_name["scale"] * at.engine_time * step)
 
 
