@@ -15,6 +15,7 @@ from test_serving import ANSWERED, evidence_of
 from test_serving import make_card as make_small_card
 from test_serving_prediction import LLAMA_70B, MIXTRAL, ZERO, make_card, make_space
 
+from cclsearch.card.hardware import find_accelerator
 from cclsearch.cli import main
 from cclsearch.plugins import TASKS
 from cclsearch.propose.base import Observation, SearchView
@@ -29,7 +30,7 @@ from cclsearch.stats.closed_form import predict_space, predictor_of
 from cclsearch.tasks.serving.closed_form.disaggregation import compute_parts, read_deployment
 from cclsearch.tasks.serving.closed_form.replica import read_replica
 from cclsearch.tasks.serving.closed_form.steady_state import Arrivals, Served, serve, serve_open, time_parts
-from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, REQUEST_S, TPOT, TTFT, LoadParts, compute_load
+from cclsearch.tasks.serving.closed_form.steps import MULTIPLIERS, TPOT, TTFT, LoadParts, compute_load
 from cclsearch.tasks.serving.measurements import THROUGHPUT, choose_load
 
 SPACE = make_space(tp=(1, 2, 4, 8))
@@ -152,12 +153,27 @@ def write_model(folder: Path, model: dict[str, Any]) -> Any:
     return load_recording(folder).card.arch
 
 
-@pytest.mark.parametrize(("chip", "ratio"), [("nvidia_h100", 1.0), ("nvidia_b200", 4.0)])
+@pytest.mark.parametrize(("chip", "ratio"), [("nvidia_h100", 1.0), ("nvidia_b200", 2.4)])
 def test_weights_of_four_bits_are_computed_in_sixteen_unless_the_device_has_units_for_four(chip, ratio):
-    card = make_card(alternative_precisions=["fp4"])
+    card = make_card(alternative_precisions=["fp4", "int4"])
     card = card.model_copy(update={"hardware": card.hardware.model_copy(update={"accelerator": chip})})
-    rates = read_replica(card, make_space(tp=(1,), precision=("bf16", "fp4"))).flops_per_s
-    assert rates[1] / rates[0] == pytest.approx(ratio)
+    at = read_replica(card, make_space(tp=(1,), precision=("bf16", "fp4", "int4")))
+    rates = at.flops_per_s / at.flops_per_s[0]
+    assert rates == pytest.approx([1.0, ratio, 1.0], rel=0.1), "kernels for 4 bits reach less of their peak"
+    assert at.reads[2] < at.reads[1] == 1, "integers are widened as they are read"
+
+
+def test_servers_admit_what_their_engine_does_on_the_accelerator_unless_told():
+    space = make_space(backend=("vllm", "sglang", "trtllm"), tp=(1,))
+    for chip, vllm, sglang in (("nvidia_h100", 8192, 8192), ("nvidia_b200", 16384, 16384), ("nvidia_a100", 2048, 8192)):
+        card = make_card()
+        found = find_accelerator(chip, 80 if chip != "nvidia_b200" else None)
+        hardware = card.hardware.model_copy(update={"accelerator": found.name, "memory_gib": found.memory_gib})
+        at = read_replica(card.model_copy(update={"hardware": hardware}), space)
+        assert at.tokens.tolist() == [vllm, sglang, 8192], chip
+        assert at.is_chunked.tolist() == [1, 1, 0]
+    told = read_replica(make_card(), make_space(tp=(1,), max_num_seqs=(64,), max_num_batched_tokens=(512,)))
+    assert (told.sequences[0], told.tokens[0]) == (64, 512)
 
 
 def test_a_trial_that_was_not_admitted_teaches_no_load():
@@ -170,7 +186,7 @@ def test_a_trial_that_was_not_admitted_teaches_no_load():
     assert after.value_m == pytest.approx(before.value_m[rows], rel=0.1)
 
 
-ANSWER, PLACES, PREFILL_S = 60, 16, 0.03
+ANSWER, PLACES, PREFILL_S, REQUEST_S = 60, 16, 0.03, 0.05
 STEP_S, SEQUENCE_S = 0.01, 0.0005
 CAPACITY = PLACES / (ANSWER * (STEP_S + SEQUENCE_S * PLACES) + PLACES * PREFILL_S)
 """Requests per second that one server answers at most."""
@@ -189,6 +205,7 @@ def make_loads(replicas: int = 1) -> LoadParts:
         "weights": np.full_like(batches, STEP_S), "kv_cache": SEQUENCE_S * batches,
         "prefill": np.full_like(batches, PREFILL_S), "prefill_alone": np.full_like(batches, PREFILL_S),
         "answer": np.full_like(batches, ANSWER), "clients": batches * replicas,
+        "request": np.full_like(batches, REQUEST_S),
     }  # fmt: skip
     return LoadParts(**fields)
 

@@ -126,8 +126,8 @@ def test_engines_that_a_source_compares_are_predicted_apart_and_others_alike():
     space = make_space(backend=("vllm", "trtllm", "mine"), tp=(8,))
     forms = predictor_of(make_card(), space).forms
     rate, tpot = (np.exp(forms[name].predict(3)[0]) for name in (THROUGHPUT, "tpot_mean_s"))
-    assert rate[1] / rate[0] == pytest.approx(1 / 0.82, rel=1e-6)
-    assert tpot[1] / tpot[0] == pytest.approx(0.82, rel=1e-6)
+    assert rate[1] / rate[0] == pytest.approx(1 / 0.82, rel=0.04)
+    assert tpot[1] / tpot[0] == pytest.approx(0.82, rel=0.04)
     assert (rate[2], tpot[2]) == (rate[0], tpot[0])
 
 

@@ -123,7 +123,7 @@ DEFAULT_BLOCK = 16
 """Tokens of a block."""
 SMALL_SERVER = "cpu-serving"
 """The engine whose scheduler is `launchers/cpu_serving_scheduler.py`."""
-# From vLLM's documentation.
+# SGLang leaves about as much; vLLM 0.32.0 takes 0.92.
 MEMORY_FRACTION = 0.9
 """Share of the device's memory that a server takes."""
 DRAFTED = 4
@@ -190,82 +190,97 @@ class Replica:
     """1 if a request that lost its blocks may start again in the same step, else 0."""
 
 
+@dataclass(frozen=True)
+class _Reader:
+    """The columns of a space's knobs and engines, (N,) each."""
+
+    card: Card
+    space: Space
+
+    def column(self, name: str, read: Callable[[Value], float], default: float) -> Array:
+        return read_choices(self.space, self.space.find(name), read, default)
+
+    def number(self, name: str, default: float = 1.0) -> Array:
+        return np.maximum(self.column(name, lambda value: _read_number(value, default), default), 1.0)
+
+    def switch(self, name: str) -> Array:
+        return self.column(name, _is_on, 0.0)
+
+    def engine(self, read: Callable[[str], float]) -> Array:
+        return read_engines(self.card, self.space, lambda name: float(read(name)))
+
+    def stated(self, knob: str, name: str, least: float = 0.0) -> Array:
+        """Return the knob, else the engine's default and at least `least`."""
+        own = self.column(knob, lambda value: _read_number(value, np.nan), np.nan)
+        default = np.maximum(self.engine(lambda engine: find_defaults(self.card, engine)[name]), least)
+        return np.asarray(np.where(np.isnan(own), default, np.maximum(own, 1.0)))
+
+    def weights(self) -> dict[str, Array]:
+        """Return the columns that follow from the precision of the weights."""
+        card, quantized = self.card, self.column("quantization", lambda value: _bytes_of(str(value), 0.0), 0.0)
+        knob = self.space.find(PRECISION)
+        rates = {n: _find_rate(card, n) for n in {card.precision, *(() if knob is None else map(str, knob.choices))}}
+
+        def of_precision(read: Callable[[str], float]) -> Array:
+            return self.column(PRECISION, lambda value: read(str(value)), read(card.precision))
+
+        reads = self.column("quantization", _share_reads, 1.0)
+        return {
+            "weight_bytes": np.where(quantized > 0, quantized, of_precision(lambda name: _bytes_of(name, 2.0))),
+            "flops_per_s": of_precision(rates.__getitem__),
+            "reads": np.where(quantized > 0, reads, of_precision(_share_reads)),
+        }
+
+
 def read_replica(card: Card, space: Space, layout: Mapping[str, str] = AGGREGATED) -> Replica:
     """Return the columns of a space; an absent knob has the value of a server that starts without it.
 
     `layout` has the names of its knobs, so that workers which only prefill or only decode can be read too.
     """
-
-    def column(name: str, read: Callable[[Value], float], default: float) -> Array:
-        return read_choices(space, space.find(name), read, default)
-
-    def number(name: str, default: float = 1.0) -> Array:
-        return np.maximum(column(name, lambda value: _read_number(value, default), default), 1.0)
-
-    def of_engine(key: str) -> Array:
-        return read_engines(card, space, lambda name: float(find_engine(name)[key]))
-
-    def stated(knob: str, name: str, least: float = 1.0) -> Array:
-        """The knob, else the engine's default, which published benchmarks raise to the requests at once."""
-        own = column(knob, lambda value: _read_number(value, np.nan), np.nan)
-        default = np.maximum(read_engines(card, space, lambda engine: find_defaults(card, engine)[name]), least)
-        return np.asarray(np.where(np.isnan(own), default, np.maximum(own, 1.0)))
-
-    tp, is_split = number(layout["tp"]), column(layout["dp_attention"], _is_on, 0.0) > 0
+    at = _Reader(card, space)
+    tp, is_split = at.number(layout["tp"]), at.switch(layout["dp_attention"]) > 0
     if layout is AGGREGATED and not space.has("tp"):
-        tp = np.where(of_engine("by_layers") > 0, 1.0, number("devices"))
-    chosen = space.find(PRECISION)
-    names = {card.precision, *(() if chosen is None else map(str, chosen.choices))}
-    rates = {name: _find_rate(card, name) for name in names}
-    precision = column(PRECISION, lambda value: _bytes_of(str(value), 2.0), _bytes_of(card.precision, 2.0))
-    quantized = column("quantization", lambda value: _bytes_of(str(value), 0.0), 0.0)
-    quantized_reads = column("quantization", _share_reads, 1.0)
-    weight_bytes = np.where(quantized > 0, quantized, precision)
-    attention_ranks = np.where(is_split, 1.0, np.maximum(tp / number("attention_dp"), 1.0))
+        tp = np.where(at.engine(lambda name: find_engine(name)["by_layers"]) > 0, 1.0, at.number("devices"))
+    attention_ranks = np.where(is_split, 1.0, np.maximum(tp / at.number("attention_dp"), 1.0))
     half = _bytes_of("fp32", 4.0) if card.precision == "fp32" else 2.0
-    replicas = number(layout["dp"])
-    block_size = number("block_size", DEFAULT_BLOCK)
-    cached = _count_cached(card, block_size, column("prefix_caching", _is_on, 0.0))
+    replicas, block_size = at.number(layout["dp"]), at.number("block_size", DEFAULT_BLOCK)
     off = ("none", "false", "0", "off")
-    checked, gain = _read_speculation(card, column("speculative", lambda v: float(str(v).lower() not in off), 0.0))
-    is_chunked = column("chunked_prefill", _is_on, np.nan)
-    is_chunked = np.where(
-        np.isnan(is_chunked), read_engines(card, space, lambda n: find_defaults(card, n)["chunked"]), is_chunked
-    )
+    checked, gain = _read_speculation(card, at.column("speculative", lambda v: float(str(v).lower() not in off), 0.0))
+    is_chunked = at.column("chunked_prefill", _is_on, np.nan)
+    by_default = at.engine(lambda name: find_defaults(card, name)["chunked"])
+    is_chunked = np.where(np.isnan(is_chunked), by_default, is_chunked)
+    # published benchmarks raise the default to the requests at once
     most = max(card.work.as_int("max_concurrency", 0), card.work.as_int("concurrency", 0))
     step = "max_num_batched_tokens" if space.has("max_num_batched_tokens") else "prefill_chunk"
-    is_whole = column("expert_parallel", _is_on, 0.0) > 0  # as vLLM has it: over all ranks of all replicas
+    is_whole = at.switch("expert_parallel") > 0  # as vLLM has it: over all ranks of all replicas
     return Replica(
         tp=tp,
-        pp=number("pp"),
+        pp=at.number("pp"),
         dp=replicas,
-        ep=np.where(is_whole, tp * replicas, number(layout["ep"])),
+        ep=np.where(is_whole, tp * replicas, at.number(layout["ep"])),
         accelerators=np.maximum(space.num_accelerators_N.astype(np.float64), 1.0),
         attention_ranks=attention_ranks,
-        sequences=stated("max_num_seqs", "sequences", most) * tp / attention_ranks,  # of each rank with its own
-        tokens=stated(step, "tokens"),
-        weight_bytes=weight_bytes,
-        cache_bytes=column("kv_cache_dtype", lambda value: _bytes_of(str(value), half), half),
-        flops_per_s=column(PRECISION, lambda value: rates[str(value)], rates[card.precision]),
-        reads=np.where(quantized > 0, quantized_reads, column(PRECISION, _share_reads, _share_reads(card.precision))),
-        engine_time=of_engine("time"),
-        request_s=of_engine("request_s"),
-        layer_s=of_engine("layer_s"),
-        graphs=stated("max_graph_size", "graphs") * (1 - column("enforce_eager", _is_on, 0.0)),
-        batch_bucket=number("batch_bucket"),
-        context_bucket=number("context_bucket"),
-        reserves=column("reserve_kv_cache", _is_on, 0.0),
+        sequences=at.stated("max_num_seqs", "sequences", most) * tp / attention_ranks,  # of each rank with its own
+        tokens=at.stated(step, "tokens"),
+        cache_bytes=at.column("kv_cache_dtype", lambda value: _bytes_of(str(value), half), half),
+        engine_time=at.engine(lambda name: find_engine(name)["time"]),
+        request_s=at.engine(lambda name: find_engine(name)["request_s"]),
+        layer_s=at.engine(lambda name: find_engine(name)["layer_s"]),
+        graphs=at.stated("max_graph_size", "graphs") * (1 - at.switch("enforce_eager")),
+        batch_bucket=at.number("batch_bucket"),
+        context_bucket=at.number("context_bucket"),
+        reserves=at.switch("reserve_kv_cache"),
         block_size=block_size,
-        cached=cached,
+        cached=_count_cached(card, block_size, at.switch("prefix_caching")),
         checked=checked,
         gain=gain,
-        cache_gib=column("kv_cache_mib", float, 0.0) / 1024 + column("kv_cache_gib", float, 0.0),
-        memory_share=column("memory_fraction", lambda value: _read_number(value, MEMORY_FRACTION), MEMORY_FRACTION),
-        limits_all=space.has("memory_fraction")
-        * read_engines(card, space, lambda name: float("tr" not in name.lower())),
+        cache_gib=at.column("kv_cache_mib", float, 0.0) / 1024 + at.column("kv_cache_gib", float, 0.0),
+        memory_share=at.column("memory_fraction", lambda value: _read_number(value, MEMORY_FRACTION), MEMORY_FRACTION),
+        limits_all=space.has("memory_fraction") * at.engine(lambda name: "tr" not in name.lower()),
         is_chunked=is_chunked,
-        is_alone=_find_alone(card, space, is_chunked, column("mixed_chunk", _is_on, 0.0)),
-        restarts=is_chunked * read_engines(card, space, lambda name: float(name == SMALL_SERVER)),
+        is_alone=_find_alone(at, is_chunked),
+        restarts=is_chunked * at.engine(lambda name: name == SMALL_SERVER),
+        **at.weights(),
     )
 
 
@@ -289,11 +304,10 @@ def _read_speculation(card: Card, is_on: Array) -> tuple[Array, Array]:
     return 1.0 + DRAFTED * is_known, 1.0 + (accepted - 1.0) * is_known
 
 
-def _find_alone(card: Card, space: Space, is_chunked: Array, is_mixed: Array) -> Array:
+def _find_alone(at: _Reader, is_chunked: Array) -> Array:
     """Return where prompts have steps of their own (by the schedulers of SGLang and of the small CPU server)."""
-    is_sglang = read_engines(card, space, lambda name: float("sglang" in name.lower()))
-    is_small = read_engines(card, space, lambda name: float(name == SMALL_SERVER))
-    return np.maximum(is_sglang * (1 - is_mixed), is_small * (1 - is_chunked))
+    is_sglang = at.engine(lambda name: "sglang" in name.lower()) * (1 - at.switch("mixed_chunk"))
+    return np.maximum(is_sglang, at.engine(lambda name: name == SMALL_SERVER) * (1 - is_chunked))
 
 
 def _find_rate(card: Card, precision: str) -> float:

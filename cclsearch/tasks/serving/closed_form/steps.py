@@ -246,7 +246,6 @@ def compute_load(card: Card, at: Replica, concurrency: Array | float, input_len:
     steps = np.ceil(given / at.tokens)
     reads = steps * (costs.dense_s + costs.read_experts(np.minimum(given, at.tokens)))
     slow, group_tokens = at.engine_time, group * at.checked
-    launched = costs.launch(steps)
     each = slow / at.gain  # of a step, for each token of a sequence
     return LoadParts(
         batch=batch,
@@ -261,7 +260,7 @@ def compute_load(card: Card, at: Replica, concurrency: Array | float, input_len:
         prefill=slow * costs.waits * np.maximum(prompt, reads) / at.pp,
         prefill_alone=slow * np.maximum(prompt + costs.attend_alone(given, scores), reads),
         prefill_collectives=slow * costs.waits * costs.communicate(given) / at.pp,
-        prefill_engine=slow * costs.waits * (costs.host * ENGINE_STEP_S * given / at.tokens + launched),
+        prefill_engine=slow * costs.waits * costs.launch(steps),
         answer=np.full(len(at.tp), float(output_len)),
         request=costs.host * at.request_s,
         clients=np.broadcast_to(np.asarray(concurrency, dtype=np.float64), at.tp.shape),
