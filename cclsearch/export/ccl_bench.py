@@ -25,10 +25,9 @@ from cclsearch.core.secrets.redact import MASK, redact
 from cclsearch.core.values import Provenance
 from cclsearch.launch.contract import CONFIG_FILE, RESULT_FILE, STDERR_FILE, STDOUT_FILE, TRACE_FOLDER
 from cclsearch.record.trial import Trial
-from cclsearch.report.evidence import read_record
 from cclsearch.report.launch_form import launch_of_run
 from cclsearch.report.page import safe_stem
-from cclsearch.report.rows import clean
+from cclsearch.report.rows import clean, read_record
 from cclsearch.run.folder import Run
 from cclsearch.run.log_masking import mask_pieces
 from cclsearch.run.spec import hash_file

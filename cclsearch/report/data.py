@@ -24,9 +24,8 @@ from cclsearch.charts.trials import (
 )
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.values import Provenance, format_knob_value
-from cclsearch.report.evidence import TurnView
 from cclsearch.report.figures import find_gain, name_better, show_value
-from cclsearch.report.rows import TrialRow
+from cclsearch.report.rows import TrialRow, TurnView
 from cclsearch.tasks.base import Task
 
 

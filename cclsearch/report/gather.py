@@ -14,10 +14,9 @@ from cclsearch.propose.events import LlmTurn, find_withdrawn, leave_out_outdated
 from cclsearch.record.trial import Trial, TrialState, describe_counts
 from cclsearch.report.certainty import estimate_certainty
 from cclsearch.report.data import RunPage
-from cclsearch.report.evidence import gather_environment, gather_turns, read_script
 from cclsearch.report.figures import find_figure, show_value
 from cclsearch.report.launch_form import describe_launch
-from cclsearch.report.rows import TrialRow, clean, make_detailed_row
+from cclsearch.report.rows import TrialRow, clean, gather_environment, gather_turns, make_detailed_row, read_script
 from cclsearch.report.summary import describe_confidence, describe_drift, describe_other_load
 from cclsearch.run.annotations import read_annotations
 from cclsearch.run.closest import find_closest

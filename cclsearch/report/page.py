@@ -345,11 +345,8 @@ def write_pictures(charts: Sequence[Chart], folder: Path, *, dark: bool = False)
 
 def write_picture(chart: Chart, path: Path, *, dark: bool = False) -> Path:
     """Write a chart as a PNG or, if that is the ending of the path, as SVG. Raises UserError if that is impossible."""
-    with writing_to(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        is_svg = path.suffix.lower() == ".svg"
-        write_atomically(path, render_svg(chart, dark=dark) if is_svg else render_png(chart, dark=dark))
-    return path
+    render = render_svg if path.suffix.lower() == ".svg" else render_png
+    return write_text(path, render(chart, dark=dark))
 
 
 def check_picture(path: Path | None) -> None:
@@ -360,7 +357,7 @@ def check_picture(path: Path | None) -> None:
         require_writable(path, "--picture")
 
 
-def write_text(path: Path, text: str) -> Path:
+def write_text(path: Path, text: str | bytes) -> Path:
     """Write a file, creating its folder if needed; returns its path. Raises UserError if that is impossible."""
     with writing_to(path):
         path.parent.mkdir(parents=True, exist_ok=True)

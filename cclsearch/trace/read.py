@@ -18,8 +18,7 @@ from cclsearch.core.text import one_line
 from cclsearch.core.values import Config
 from cclsearch.trace.events import EventTable, FileReport, FileStatus, Reason, Status, TraceSet
 from cclsearch.trace.files.cache import cache_path, load_tables, save_tables
-from cclsearch.trace.files.find import TraceFile, find_traces
-from cclsearch.trace.files.merge import FileTables, merge_tables
+from cclsearch.trace.files.find import FileTables, TraceFile, find_traces, merge_tables
 from cclsearch.trace.files.run_log import TRACE_FOLDER, read_run_log
 from cclsearch.trace.readers.base import READERS
 from cclsearch.trace.readers.stream import ReadLimits, TraceError

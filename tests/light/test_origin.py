@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cclsearch.cli import main
 from cclsearch.plan.plan import find_command, find_commit
-from cclsearch.report.evidence import gather_environment
+from cclsearch.report.rows import gather_environment
 from cclsearch.run.folder import load_run
 
 FRAMEWORK = """name: mine

@@ -31,10 +31,10 @@ from cclsearch.propose.observations import Observation
 from cclsearch.record.event import RetryKind, TrialRetried
 from cclsearch.record.state import RunState
 from cclsearch.report.data import RunPage, compare_frameworks, draw_comparisons, draw_run, find_differences, rank_runs
-from cclsearch.report.evidence import gather_turns
 from cclsearch.report.figures import ObjectiveFigure
 from cclsearch.report.gather import describe_change, gather_run
 from cclsearch.report.page import dump_for_script, render_page
+from cclsearch.report.rows import gather_turns
 from cclsearch.report.terminal import describe_event
 from cclsearch.run.folder import load_run
 

@@ -18,8 +18,7 @@ from cclsearch.trace import read, view
 from cclsearch.trace.events import SPARSE_COLUMNS, FileReport, Reason, TraceSet
 from cclsearch.trace.files import pool
 from cclsearch.trace.files.cache import cache_path
-from cclsearch.trace.files.find import TraceFile
-from cclsearch.trace.files.merge import FileTables
+from cclsearch.trace.files.find import FileTables, TraceFile
 from cclsearch.trace.read import read_traces
 from cclsearch.trace.view import TraceView
 

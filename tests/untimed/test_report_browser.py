@@ -13,8 +13,8 @@ from report_pages import HOSTILE, make_page, make_trial
 
 from cclsearch.charts.parts import Lane
 from cclsearch.report.data import StepOfRanks
-from cclsearch.report.evidence import TurnMessage, TurnView
 from cclsearch.report.page import render_page
+from cclsearch.report.rows import TurnMessage, TurnView
 
 AXE_RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
 

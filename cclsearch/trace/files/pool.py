@@ -14,8 +14,7 @@ from pathlib import Path
 
 from cclsearch.trace.events import FileReport, FileStatus, Reason
 from cclsearch.trace.files.cache import load_tables
-from cclsearch.trace.files.find import TraceFile
-from cclsearch.trace.files.merge import FileTables
+from cclsearch.trace.files.find import FileTables, TraceFile
 
 FILE_TIMEOUT_S = 3600.0
 

@@ -28,13 +28,14 @@ DTYPE_BYTES = {name: size for size, names in read_table("names.yaml")["dtype_byt
 
 @dataclass(frozen=True)
 class NameRules:
-    """The compiled rules for collectives and for XLA's operations."""
+    """The compiled rules for collectives, XLA's operations and precisions."""
 
     collectives: tuple[Rule, ...]
     xla_communication: tuple[Rule, ...]
     xla_memory: re.Pattern[str]
     xla_container: re.Pattern[str]
     xla_compute: tuple[Rule, ...]
+    precisions: tuple[Rule, ...]
 
 
 @cache
@@ -47,6 +48,7 @@ def load_rules() -> NameRules:
         xla_memory=_any_of(data["xla_memory"]),
         xla_container=_any_of(data["xla_container"]),
         xla_compute=tuple(_rule(name, pattern) for name, pattern in data["xla_compute"]),
+        precisions=tuple(_rule(name, pattern) for name, pattern in read_table("precisions.yaml")["precisions"]),
     )
 
 
@@ -66,15 +68,9 @@ def classify_operator(name: str) -> ComputeClass:
     return ComputeClass.__members__.get(found.upper(), ComputeClass.OTHER)
 
 
-@cache
-def load_precisions() -> tuple[Rule, ...]:
-    """Load the rules of `rules/precisions.yaml`."""
-    return tuple(_rule(name, pattern) for name, pattern in read_table("precisions.yaml")["precisions"])
-
-
 def classify_precision(kernel: str) -> str:
     """Return the precision of the matrix units that a kernel uses (`bf16`); "" if its name does not say."""
-    return _first(load_precisions(), kernel) or ""
+    return _first(load_rules().precisions, kernel) or ""
 
 
 def classify_collective(name: str) -> CollectiveKind:
