@@ -5,21 +5,72 @@ Each weight is drawn by `cpu`'s builder under the same name, so the two framewor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
-from common import number_step
+from common import IllegalConfig, MissingRequirement, number_step
 from cpu import draw_sequences
 from cpu_model import Builder, Layout
-from hf_trainer import describe_model
+from hf_trainer import describe_adapters, describe_model
+from serving_model import MODEL, find_checkpoint
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 
 def make_model(data: Mapping[str, Any]) -> Any:
+    """Return the checkpoint that the profile names, else the drawn model of the card; with adapters if it has them."""
+    model = _load_checkpoint(data) if os.environ.get(MODEL) else _draw_model(data)
+    return _add_adapters(data, model) if data["arch"].get("lora_rank") else model
+
+
+def _load_checkpoint(data: Mapping[str, Any]) -> Any:
+    """Return the checkpoint, quantised if the card says so."""
+    arch, path, options = data["arch"], find_checkpoint(), {}
+    if arch.get("base_precision"):
+        four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+        kind = four if arch["base_precision"] == "nf4" else {"load_in_8bit": True}
+        place = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+        options = {"quantization_config": BitsAndBytesConfig(**kind), "device_map": {"": place}}
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=_base_dtype(data), attn_implementation="sdpa", **options)
+    text = model.config.get_text_config()
+    if (text.num_hidden_layers, text.hidden_size) != (arch["num_layers"], arch["hidden_size"]):
+        raise IllegalConfig(
+            f"the checkpoint {path} has {text.num_hidden_layers} layers of width {text.hidden_size}, but the card"
+            f" {arch['num_layers']} of {arch['hidden_size']}"
+        )
+    return model
+
+
+def _base_dtype(data: Mapping[str, Any]) -> torch.dtype:
+    """Return the dtype of the weights in memory: frozen ones need no master copy."""
+    return torch.bfloat16 if data["arch"].get("lora_rank") and data["precision"] == "bf16" else torch.float32
+
+
+def _add_adapters(data: Mapping[str, Any], model: Any) -> Any:
+    """Return the model with LoRA's adapters by PEFT, the same ones on every rank; only they are trained."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ModuleNotFoundError:
+        raise MissingRequirement("lora_rank needs peft: pip install 'ccl-search[hf]' where the trial runs") from None
+    stage = int(data["config"].get("zero_stage", 0))
+    if not data["arch"].get("base_precision"):
+        model.to(_base_dtype(data))
+    elif stage or not os.environ.get(MODEL):
+        raise IllegalConfig(
+            f"base_precision needs zero_stage 0, and a checkpoint: {MODEL} in the profile's environment"
+        )
+    torch.manual_seed(data["seed"])
+    if data["config"].get("activation_checkpointing") == "full":
+        model.enable_input_require_grads()
+    # FSDP2 shards together only weights of one dtype
+    return get_peft_model(model, LoraConfig(**describe_adapters(data["arch"])), autocast_adapter_dtype=stage == 0)
+
+
+def _draw_model(data: Mapping[str, Any]) -> Any:
     """Return the model of the card's shape, of its family in transformers, with the drawn weights."""
     fields = describe_model(data)
     # loops over the experts: the other implementations hide the shapes of their products from traces

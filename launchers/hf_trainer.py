@@ -116,6 +116,14 @@ def describe_model(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def describe_adapters(arch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of PEFT's `LoraConfig`."""
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    targets = attention if arch.get("lora_targets") == "attention" else "all-linear"
+    rank = int(arch["lora_rank"])
+    return {"r": rank, "lora_alpha": 2 * rank, "target_modules": targets, "task_type": "CAUSAL_LM"}
+
+
 def show_launch(data: Mapping[str, Any]) -> LaunchForm:
     """Return how to run one `config.json` with `accelerate launch` alone."""
     arguments = render_arguments(data)
@@ -123,6 +131,12 @@ def show_launch(data: Mapping[str, Any]) -> LaunchForm:
     arguments.pop("fsdp", None)  # Accelerate's configuration says it
     arguments |= {"use_cpu": _wants_cpu(data), "output_dir": "output"}
     program = PROGRAM.replace("SEQ_LEN", str(data["seq_len"])).replace("GLOBAL_BATCH", str(data["global_batch_size"]))
+    if data["arch"].get("lora_rank"):
+        adapters = ", ".join(f"{name}={value!r}" for name, value in describe_adapters(data["arch"]).items())
+        program = "from peft import LoraConfig, get_peft_model\n" + program.replace(
+            "AutoModelForCausalLM.from_config(config)",
+            f"get_peft_model(AutoModelForCausalLM.from_config(config), LoraConfig({adapters}))",
+        )
     command, files = _render_command(data, fsdp)
     return LaunchForm(
         title="Hugging Face Trainer with Accelerate",

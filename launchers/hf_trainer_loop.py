@@ -24,7 +24,8 @@ class StepTrainer(Trainer):
     def __init__(self, model: Any, arguments: TrainingArguments, **options: Any) -> None:
         super().__init__(model, arguments, **options)
         self.remove_callback(PrinterCallback)
-        self.layers = len(model.model.layers)
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.layers = len(base.model.layers)
         self.step_loss: Tensor | float = 0.0
         self.draws_again = False
         """Whether Accelerate has fetched the next micro-batch, as it does, before the window's nonce was known."""
@@ -56,7 +57,11 @@ class StepTrainer(Trainer):
 
     def count_parameters(self) -> int:
         """Return the whole model's parameters on the first rank, 0 on the others; FSDP2's know their whole size."""
-        return 0 if dist.get_rank() else sum(parameter.numel() for parameter in self.model.parameters())
+        if dist.get_rank():
+            return 0
+        if hasattr(self.model, "get_nb_trainable_parameters"):  # PEFT's; it knows how many 4-bit weights are in a byte
+            return int(self.model.get_nb_trainable_parameters()[1])
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     def read_work(self) -> dict[str, Any]:
         """Return what was trained, by the shapes of the last step's micro-batches."""

@@ -109,19 +109,35 @@ def attention_span(arch: ModelArch, seq_len: int) -> float:
 
 
 def count_parameters(arch: ModelArch) -> int:
-    """Return the number of parameters of the whole model."""
-    return count_parts(arch).total
+    """Return the number of parameters of the whole model, with its adapters."""
+    return count_parts(arch).total + count_adapters(arch)
+
+
+def count_adapters(arch: ModelArch) -> int:
+    """Return the parameters of LoRA (Hu et al. 2021, section 4.1): rank x (inputs + outputs) of each adapted matrix.
+
+    Routed experts have none: libraries keep them in one tensor.
+    """
+    h, queries, keys = arch.hidden_size, arch.num_heads * arch.head_dim, arch.num_kv_heads * arch.head_dim
+    widths = arch.num_layers * (2 * (h + queries) + 2 * (h + keys))
+    if arch.lora_targets != "attention":
+        parts, matrices = count_parts(arch), 3 if arch.gated_mlp else 2
+        shared = arch.moe.num_shared_experts * arch.moe.expert_intermediate_size if arch.moe else 0
+        widths += matrices * parts.dense_layers * (h + arch.intermediate_size)
+        widths += matrices * parts.moe_layers * (h + shared) * (shared > 0)
+    return widths * (arch.lora_rank or 0)
 
 
 def flops_per_token(arch: ModelArch, seq_len: int) -> float:
     """Return the training FLOP per token: 6 (N_active - N_input_embedding) + 12 L heads head_dim S.
 
-    S is the span of windows.
+    S is the span of windows. Frozen weights need no gradients: 4 N, and 6 N of the adapters.
     The output projection counts even if it is tied. Source: PaLM (Chowdhery et al. 2022), appendix B.
     """
     parts = count_parts(arch)
     matmul = parts.active - parts.embedding - parts.head + arch.vocab_size * arch.hidden_size
-    return 6.0 * matmul + 12.0 * arch.num_layers * score_width(arch) * attention_span(arch, seq_len)
+    trained = 4.0 * matmul + 6.0 * count_adapters(arch) if arch.lora_rank else 6.0 * matmul
+    return trained + 12.0 * arch.num_layers * score_width(arch) * attention_span(arch, seq_len)
 
 
 def tokens_per_step(card: Card) -> int:

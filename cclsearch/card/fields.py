@@ -55,6 +55,11 @@ def _read_text(value: Any) -> str | None:
     return one_line(str(value), 300) or None
 
 
+def _read_word(*words: str) -> Callable[[Any], str | None]:
+    """The reader of one of these words."""
+    return lambda value: value if value in words else None
+
+
 def _read_precision(value: Any) -> str | None:
     text = (_read_text(value) or "").lower()
     dtype = PRECISIONS.get(text, text)
@@ -111,7 +116,9 @@ class FieldKind(Enum):
     PHASE = ("training or inference", "training", lambda value: _PHASES.get((_read_text(value) or "").lower()))
     TASK = ("the name of a task", "training", lambda value: (_read_text(value) or "").lower() or None)
     AXES = ("a list of whole numbers", "[4,4]", _read_list(_read_count, 3))
-    BALANCE = ("aux_loss, bias or none", "aux_loss", {name: name for name in ("aux_loss", "bias", "none")}.get)
+    BALANCE = ("aux_loss, bias or none", "aux_loss", _read_word("aux_loss", "bias", "none"))
+    TARGETS = ("all or attention", "all", _read_word("all", "attention"))
+    BASE = ("nf4 or int8", "nf4", _read_word("nf4", "int8"))
     RATES = ("a number above 0, or a mapping of dtypes to such numbers", "N", _read_rates)
 
     def __init__(self, words: str, sample: str, read: Callable[[Any], Any]) -> None:
@@ -212,6 +219,9 @@ FIELDS: tuple[CardField, ...] = (
     ),
     _arch("mtp_layers", FieldKind.COUNT0, "num_nextn_predict_layers", maximum=100),
     _arch("router_balance", FieldKind.BALANCE),
+    _arch("lora_rank", FieldKind.COUNT, maximum=100_000),
+    _arch("lora_targets", FieldKind.TARGETS),
+    _arch("base_precision", FieldKind.BASE),
     _arch("num_params", FieldKind.PARAMETERS, "total_params", maximum=1e16),
     _count_note("num_params_embedding"),
     _count_note("num_params_active", "num_active_params"),

@@ -58,7 +58,9 @@ FEATURES = {
     "router_balance": "balance of the router",
 }
 """Field that a model may have and a framework may not build -> what it is."""
-_OPTIONAL = frozenset((*FEATURES, *LATENT, "windowed_layers"))
+ADAPTERS = ("lora_rank", "lora_targets", "base_precision")
+"""The fields of fine-tuning."""
+_OPTIONAL = frozenset((*FEATURES, *LATENT, *ADAPTERS, "windowed_layers"))
 
 
 class ModelArch(Model):
@@ -103,6 +105,12 @@ class ModelArch(Model):
     """Tokens that an indexer chooses for each query (DeepSeek-V3.2)."""
     router_balance: str | None = Field(default=None, pattern="^(aux_loss|bias|none)$")
     """Balance of the experts' load: an auxiliary loss, a bias of each expert (DeepSeek-V3), or none."""
+    lora_rank: int | None = Field(default=None, ge=1)
+    """Rank of the adapters that are trained in place of the weights (LoRA); None if all weights are trained."""
+    lora_targets: str | None = Field(default=None, pattern="^(all|attention)$")
+    """Layers with adapters: every linear one (None too), or those of attention."""
+    base_precision: str | None = Field(default=None, pattern="^(nf4|int8)$")
+    """Precision of the frozen weights (QLoRA); None if they are not quantised."""
     num_params: int | None = None
     """Parameters as the card states them; `cclsearch.card.arch.count_parameters` computes them from the widths."""
 

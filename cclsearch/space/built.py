@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from cclsearch.card.arch import flops_per_token
 from cclsearch.card.model import FEATURES, Card, ModelArch, Phase
+from cclsearch.core.errors import UserError
 
 # Norms read and write their input forward and backward, in five passes of 2 bytes; the sum of a bias' gradient is one.
 _PASSES, _BYTES = 5.0, 2.0
@@ -21,6 +22,8 @@ def fit_model(card: Card, framework: str, builds: Collection[str]) -> Card:
     if card.model is None or card.task != Phase.TRAINING:
         return card
     arch, left_out = card.model, []
+    if arch.lora_rank and "lora_rank" not in builds:
+        raise UserError(f"{card.name}: {framework} cannot train adapters (lora_rank): use --framework hf-trainer")
     for name in arch.features:
         value = getattr(arch, name)
         if name in builds or f"{name}={value}" in builds or value == "none":

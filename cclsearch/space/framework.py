@@ -110,7 +110,7 @@ class Framework(Model):
     @field_validator("builds")
     @classmethod
     def _check_builds(cls, builds: tuple[str, ...]) -> tuple[str, ...]:
-        _refuse_unknown("there is no feature", [name.split("=")[0] for name in builds], FEATURES)
+        _refuse_unknown("there is no feature", [name.split("=")[0] for name in builds], {*FEATURES, "lora_rank"})
         return builds
 
     @field_validator("libraries")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -208,3 +210,30 @@ def test_several_ranks_on_cpus_are_started_by_torchrun_since_accelerate_starts_o
     form = make_launch(load_card("tiny"), "hf-trainer", CONFIG | {"dp": 4})
     assert form.command == ("torchrun", "--standalone", "--nproc-per-node=4", "train.py", "training.json")
     assert "accelerate.yaml" not in form.files
+
+
+def test_adapters_train_alike_on_every_layout_from_a_checkpoint(tmp_path):
+    pytest.importorskip("peft")
+    base, arch = tmp_path / "base", DENSE.model_copy(update={"lora_rank": 4})
+
+    def run(name, arch=arch, **environment):
+        dp = 2 if name == "two" else 1
+        config = {"dp": dp, "micro_batch_size": 4, "activation_checkpointing": "full"}
+        payload = make_input(config, arch=arch).model_copy(update={"accelerator": "cpu"})
+        return run_script(tmp_path / name, payload, script="hf_trainer.py", environment=environment)
+
+    one, two, whole = run("one"), run("two"), run("whole", DENSE)
+    assert one.losses == pytest.approx(two.losses, rel=2e-5)
+    assert one.losses[0] == pytest.approx(whole.losses[0], rel=1e-6), "adapters begin as zero"
+    assert one.losses[1:] != whole.losses[1:]
+    assert (
+        one.num_params == count_parameters(arch) == count_parameters(DENSE) + 4 * 4 * (3 * (64 + 96) + 2 * 128 + 2 * 96)
+    )
+    fewer = arch.model_copy(update={"lora_targets": "attention"})
+    program = "from transformers import LlamaConfig, LlamaForCausalLM as M; import sys, torch; torch.manual_seed(1);"
+    shape = "num_hidden_layers=4, hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96"
+    program += f"M(LlamaConfig(vocab_size=131, {shape})).save_pretrained(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", program, str(base)], check=True, capture_output=True)
+    loaded = run("loaded", fewer, CCL_MODEL_PATH=str(base))
+    assert loaded.num_params == count_parameters(fewer) < one.num_params
+    assert loaded.losses != one.losses

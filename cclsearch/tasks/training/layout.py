@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.card.arch import count_adapters, count_parts
 from cclsearch.card.model import PRECISION, Card
 from cclsearch.core.values import Value
 from cclsearch.space.framework import find_behaviour, find_levers, has_knob
@@ -33,6 +34,10 @@ FUSED_LOSS = re.compile(
 # Dettmers et al. 2023, without double quantisation.
 FOUR_BIT_BYTES, EIGHT_BIT_BYTES = 0.5 + 0.0625, 1.0 + 0.0625
 """Bytes per weight, with a scale of 4 bytes for each 64."""
+_BASES = {"nf4": FOUR_BIT_BYTES, "int8": EIGHT_BIT_BYTES}
+# LoRA of rank 16 to 64 on all linear layers has 0.5 to 2 %.
+ADAPTER_SHARE = 0.01
+"""Parameters of adapters as a share of the base's, if the card does not state their rank."""
 _OFF = {"", "0", "none", "no", "off", "false", "full"}
 
 
@@ -163,6 +168,8 @@ class Layout:
     """Whether only adapters are trained (LoRA), 1 or 0: base weights have neither gradients nor optimizer states."""
     base_bytes: Array
     """Bytes per base weight where it is quantised, else 0: only frozen ones are."""
+    adapter_share: float
+    """Parameters of adapters as a share of the base's."""
     fused_loss: Array
     """Whether output projection and loss are one kernel, which never keeps all logits in memory: 1 or 0."""
     precision: Array
@@ -257,8 +264,9 @@ def read_layout(card: Card, space: Space) -> Layout:
         even_split=np.full(len(space), {"even": 1.0, "balanced": 0.0}.get(behaviour.pipeline_split or "", np.nan)),
         overlaps=np.ones(len(space)) if stages is None else np.isin(zero, stages).astype(np.float64),
         blocks=behaviour.blocks_between_stages,
-        frozen=find_frozen(space),
-        base_bytes=find_base_bytes(space),
+        frozen=np.maximum(find_frozen(space), float(card.arch.lora_rank is not None)),
+        base_bytes=np.maximum(find_base_bytes(space), _BASES.get(card.arch.base_precision or "", 0.0)),
+        adapter_share=count_adapters(card.arch) / count_parts(card.arch).total or ADAPTER_SHARE,
         fused_loss=find_fused_loss(space),
         precision=_by_choice(space, PRECISION, lambda value, _: float(card.precisions.index(str(value)))),
         order=read_choices(space, order_knob, lambda choice: orders.index(read_order(choice))),

@@ -27,9 +27,6 @@ PASSING_BYTES = 8.0
 # Two layers of weights in 2 bytes, since the next is gathered meanwhile, and the gradients of one in 4.
 GATHERED_BYTES = 8.0
 """Bytes per parameter of a layer while ranks that shard weights compute it."""
-# LoRA of rank 16 to 64 on all linear layers has 0.5 to 2 %.
-ADAPTER_SHARE = 0.01
-"""Parameters of adapters as a share of the base's."""
 # Liger (Hsu et al. 2024) computes chunks of the tokens.
 LOSS_CHUNK_SHARE = 0.1
 """Share of the logits that a fused loss has in memory at once."""
@@ -95,13 +92,13 @@ def expert_group(layout: Layout) -> tuple[Array, Array]:
 
 def trained_share(layout: Layout) -> Array:
     """(N,) trained parameters as a share of all parameters of the model: with adapters, only theirs."""
-    return np.where(layout.frozen > 0, ADAPTER_SHARE, 1.0)
+    return np.where(layout.frozen > 0, layout.adapter_share, 1.0)
 
 
 def base_bytes(layout: Layout, width: float) -> Array:
     """(N,) bytes per parameter of the weights; only frozen ones stay quantised."""
     stored = np.where(layout.base_bytes > 0, layout.base_bytes, width)
-    return np.where(layout.frozen > 0, stored + ADAPTER_SHARE * width, width)
+    return np.where(layout.frozen > 0, stored + layout.adapter_share * width, width)
 
 
 def memory_parts(card: Card, layout: Layout, machine: Machine) -> MemoryParts:
