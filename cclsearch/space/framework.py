@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -187,7 +188,9 @@ class Framework(Model):
             self.require_buildable(card)
         except UserError:
             return False
-        return self.script is not None and (not self.cpu_only or card.hardware.chip.kind == "cpu")
+        kind = card.hardware.chip.kind
+        needs_other = (self.cpu_only and kind != "cpu") or (kind == "tpu" and "torch_cuda" in self.libraries)
+        return self.script is not None and not needs_other
 
     def find_optional(self, name: str) -> FrameworkKnob | None:
         """The knob of that name that is not in every space."""
@@ -377,7 +380,7 @@ def _refuse_unknown(start: str, names: Iterable[str], known: Collection[str]) ->
 
 
 def _normalize(name: str) -> str:
-    return name.strip().lower().replace("_", "-")
+    return re.sub(r"[\s_/]+", "-", name.strip().lower())
 
 
 def _check_rule(entry: str | dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from paths import ROOT
 
+from cclsearch.card.arch import count_adapters
 from cclsearch.card.load import load_card
 from cclsearch.card.model import Card
 from cclsearch.cli import main
@@ -32,6 +33,9 @@ from cclsearch.space.numbers import LIMITS
 from cclsearch.space.promises import RequiredVariable
 from cclsearch.space.rule import PARAMETERS, RULES, Clause, register_rule
 from cclsearch.tasks.base import Task
+from cclsearch.tasks.machine import read_machine
+from cclsearch.tasks.training.layout import read_layout
+from cclsearch.tasks.training.memory import memory_parts
 
 OWN = """title: mine
 aliases: [my-trainer]
@@ -61,9 +65,36 @@ def test_shipped_frameworks_name_source_and_describe_their_knobs(name):
     assert not framework.script or bool(framework.same_losses.bounds) != bool(framework.same_losses.none)
 
 
-@pytest.mark.parametrize("word", ["megatron", "Megatron-LM", "megatron_lm", "megatron-core"])
-def test_a_framework_is_found_by_its_aliases(word):
-    assert load_framework(word).name == "megatron"
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        *((word, "megatron") for word in ("Megatron-LM", "megatron_lm", "megatron core", "NeMo", "Primus")),
+        ("HF Trainer", "hf-trainer"),
+        ("DeepSpeed ZeRO", "deepspeed"),
+    ],
+)
+def test_a_framework_is_found_by_its_aliases(word, name):
+    assert load_framework(word).name == name
+
+
+def test_a_card_of_a_framework_without_a_run_script_names_those_that_run_on_its_accelerators():
+    with pytest.raises(
+        UserError, match=r"'torchxla', for which .* choose one that can run it with --framework \(maxtext\)"
+    ):
+        choose_framework(load_card("wl4", sets=["framework=torchxla", "accelerator=tpu-v5p", "memory_gb=95"]))
+
+
+def test_adapters_are_the_work_and_only_some_frameworks_train_them():
+    card = load_card("wl4", sets=["lora_rank=16", "base_precision=nf4", "batch_size=8"])
+    with pytest.raises(UserError, match="cannot train adapters"):
+        choose_framework(card, "megatron")
+    card, framework = choose_framework(card, "hf-trainer")
+    whole = card.model_copy(update={"model": card.arch.model_copy(update={"lora_rank": None, "base_precision": None})})
+    space = build_space(card, framework)
+    parts, of_whole = (memory_parts(each, read_layout(each, space), read_machine(each)) for each in (card, whole))
+    adapters = count_adapters(card.arch)
+    assert parts.optimizer.max() == pytest.approx(12 * adapters / 2**30, rel=0.01), "Adam's states of the adapters only"
+    assert parts.weights.max() == pytest.approx(of_whole.weights.max() * 0.5625 / 2, rel=0.05), "4-bit weights"
 
 
 def test_an_unknown_framework_lists_the_known_ones():
