@@ -7,14 +7,15 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common import IllegalConfig, MissingRequirement, write_json
 from hf_config import FAMILIES, describe_shape
 
-MODEL = "CCL_MODEL_PATH"
+MODEL, MAX_LEN, HOST, PORT = "CCL_MODEL_PATH", "CCL_MAX_MODEL_LEN", "CCL_SERVE_HOST", "CCL_SERVE_PORT"
+LOOPBACK, LAUNCH_PORT = "127.0.0.1", "8000"
 NO_OPTION = frozenset({"auto", "default", "none"})
 """Values of a knob that leave its option out."""
 FP8 = "fp8"
@@ -28,8 +29,29 @@ MOST_HEADER_BYTES = 100_000_000
 
 
 def find_max_len(data: Mapping[str, Any]) -> int:
-    """Return the tokens of the longest request, and some to spare."""
-    return find_longest(data) + SPARE_TOKENS
+    """Return the tokens of the longest request and some to spare, or of the context that CCL_MAX_MODEL_LEN asks for."""
+    return max(find_longest(data) + SPARE_TOKENS, int(os.environ.get(MAX_LEN) or 0))
+
+
+def place_server(words: Sequence[str]) -> list[str]:
+    """Return a command as the profile's `environment` wants it: with the host and the port of CCL_SERVE_HOST and
+    CCL_SERVE_PORT."""
+    places = {LOOPBACK: os.environ.get(HOST) or LOOPBACK, LAUNCH_PORT: os.environ.get(PORT) or LAUNCH_PORT}
+    return [places.get(word, word) for word in words]
+
+
+def name_model() -> str:
+    """Return the checkpoint that the card or the profile names, or the word MODEL."""
+    return os.environ.get(MODEL) or "MODEL"
+
+
+MODEL_NOTE = "MODEL is the checkpoint: a folder or its name on the hub."
+
+
+def list_launch_notes(option: str) -> list[str]:
+    """Return what to know of a server's launch: the checkpoint, if it is not named, and its context length."""
+    context = f"{option} is the longest request of the card, or {MAX_LEN} of the profile's environment if that is more."
+    return [*([] if os.environ.get(MODEL) else [MODEL_NOTE]), context]
 
 
 def find_longest(data: Mapping[str, Any]) -> int:

@@ -32,12 +32,16 @@ from serving_load import SGLANG
 from serving_model import (
     DTYPES,
     FP8,
+    LAUNCH_PORT,
     MODEL,
     NO_OPTION,
     count_checkpoint,
     count_nodes,
     find_checkpoint,
     find_max_len,
+    list_launch_notes,
+    name_model,
+    place_server,
     require_whole_nodes,
     write_checkpoint,
 )
@@ -135,13 +139,9 @@ def show_launch(data: Mapping[str, Any]) -> LaunchForm:
     nodes = render_nodes(count_nodes(data), "NODE_RANK", "HEAD_NODE:29501")
     return LaunchForm(
         "sglang.launch_server",
-        ["python", *render_command(data, "MODEL", 8000), *nodes],
+        ["python", *place_server(render_command(data, name_model(), LAUNCH_PORT)), *nodes],
         "the parser of SGLang 0.5.23 (options and their choices)",
-        notes=[
-            "MODEL is the checkpoint: a folder or its name on the hub.",
-            "--context-length is the longest request of the card: raise it for longer ones, and measure again.",
-            *([NODES_NOTE] if nodes else []),
-        ],
+        notes=[*list_launch_notes("--context-length"), *([NODES_NOTE] if nodes else [])],
     )
 
 

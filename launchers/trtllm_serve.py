@@ -12,7 +12,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from common import IllegalConfig, LaunchForm, MissingRequirement, Trial, run_rank
-from serving_model import NO_OPTION, find_max_len, require_one_machine
+from serving_model import (
+    LAUNCH_PORT,
+    LOOPBACK,
+    NO_OPTION,
+    find_max_len,
+    list_launch_notes,
+    name_model,
+    place_server,
+    require_one_machine,
+)
 
 OPTIONS = {
     "tp": "--tp_size",
@@ -66,7 +75,7 @@ def show_launch(data: Mapping[str, Any]) -> LaunchForm:
         if knob not in known:
             raise IllegalConfig(f"trtllm has no knob {knob!r}; it has {', '.join(sorted(known))}")
     require_one_machine(data)
-    words = ["trtllm-serve", "MODEL", "--backend", "pytorch", "--host", "127.0.0.1", "--port", "8000"]
+    words = ["trtllm-serve", name_model(), "--backend", "pytorch", "--host", LOOPBACK, "--port", LAUNCH_PORT]
     words += ["--max_seq_len", str(find_max_len(data))]
     for knob, option in OPTIONS.items():
         words += [option, str(config[knob])] if knob in config else []
@@ -74,13 +83,10 @@ def show_launch(data: Mapping[str, Any]) -> LaunchForm:
     words += ["--extra_llm_api_options", FILE] if files else []
     return LaunchForm(
         "trtllm-serve",
-        words,
+        place_server(words),
         "the names of options and fields in TensorRT-LLM's public source; nothing was run",
         files=files,
-        notes=[
-            f"MODEL is a checkpoint in {data['precision']}: a folder or its name on the hub.",
-            "--max_seq_len is the longest request of the card: raise it for longer ones, and measure again.",
-        ],
+        notes=[f"The checkpoint must be in {data['precision']}.", *list_launch_notes("--max_seq_len")],
     )
 
 

@@ -35,11 +35,15 @@ from power_caps import KNOBS as POWER_KNOBS
 from serving_model import (
     DTYPES,
     FP8,
+    LAUNCH_PORT,
     MODEL,
     NO_OPTION,
     count_nodes,
     describe_model,
     find_max_len,
+    list_launch_notes,
+    name_model,
+    place_server,
     require_whole_nodes,
 )
 from serving_run import Command, EngineCounters, Server, Share, peak_resident, serve_trial
@@ -150,14 +154,10 @@ def show_launch(data: Mapping[str, Any]) -> LaunchForm:
     nodes = render_nodes(count_nodes(data), "NODE_RANK", "HEAD_NODE", {MASTER: 29501, REPLICAS: 29550})
     return LaunchForm(
         "vllm serve",
-        ["vllm", *render_command(data, "MODEL", 8000), *nodes],
+        ["vllm", *place_server(render_command(data, name_model(), LAUNCH_PORT)), *nodes],
         "vLLM 0.32.0's own parser, in `make test-vllm`",
         environment={} if kv_cache is None else {"VLLM_CPU_KVCACHE_SPACE": str(kv_cache)},
-        notes=[
-            "MODEL is the checkpoint: a folder or its name on the hub.",
-            "--max-model-len is the longest request of the card: raise it for longer ones, and measure again.",
-            *(NODE_NOTES if nodes else ()),
-        ],
+        notes=[*list_launch_notes("--max-model-len"), *(NODE_NOTES if nodes else ())],
     )
 
 

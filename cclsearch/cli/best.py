@@ -15,6 +15,7 @@ from cclsearch.launch.slurm.by_hand import list_doubts, render_by_hand
 from cclsearch.launch.slurm.settings import SlurmSettings
 from cclsearch.loop.session import rebuild_space
 from cclsearch.plan.hardware import resolve_hardware
+from cclsearch.report.kubernetes import render_kubernetes
 from cclsearch.report.launch_form import describe_launch, launch_as_json, launch_of_run
 from cclsearch.report.patch import write_patch
 from cclsearch.report.power import describe_power_limit
@@ -66,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_OK
     if best is not None and args.sbatch is not None:
         print(_render_job(loaded.spec, best.config, args.sbatch), end="")
+        return EXIT_OK
+    if best is not None and args.kubernetes:
+        print(render_kubernetes(loaded.spec, best.config, args.kubernetes), end="")
         return EXIT_OK
     if args.json:
         closest = closest_as_json(loaded.spec, loaded.state)

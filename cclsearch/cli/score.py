@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import orjson
 
 from cclsearch.cli.arguments import take
-from cclsearch.core.errors import require_writable
+from cclsearch.cli.output import show
+from cclsearch.core.errors import UserError, require_writable
 from cclsearch.core.text import plain
 from cclsearch.core.values import Config
+from cclsearch.recording.benchmarks import describe_benchmarks, read_benchmark
 from cclsearch.trace.answers.score_request import ScoreRequest, list_metrics, score_request
 from cclsearch.trace.ccl_bench import StepScoreReference
 from cclsearch.trace.names.kernels import use_classes
@@ -24,6 +26,16 @@ def run(args: argparse.Namespace) -> int:
     """Return exit code 0 if every trace was read, 1 if one could not be read."""
     if args.list:
         print(list_metrics())
+        return 0
+    paths = [Path(trace) for trace in args.trace]
+    read = [read_benchmark(path) for path in paths]
+    if found := [each for each in read if each is not None]:
+        if len(found) < len(paths):
+            raise UserError(
+                f"{str(paths[read.index(None)])!r} is not a benchmark result like the others: score it apart"
+            )
+        data = {str(path): {"tool": tool, "runs": runs} for path, (tool, runs) in zip(paths, found, strict=True)}
+        show(data, describe_benchmarks(paths, found), as_json=args.json)
         return 0
     request = ScoreRequest(
         traces=args.trace,

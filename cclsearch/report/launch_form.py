@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +28,8 @@ SHOW_LAUNCH = "--show-launch"
 """Given this option, a run script whose framework file has `shows_launch: true` prints a `LaunchForm` and exits."""
 MAX_BYTES = 2**20
 _TIMEOUT_S = 60
+IN_COMMAND = frozenset({"CCL_MODEL_PATH", "CCL_MAX_MODEL_LEN", "CCL_SERVE_HOST", "CCL_SERVE_PORT"})
+"""Variables of a profile that the command itself has."""
 _WIDTH = 100
 
 Word = Annotated[str, StringConstraints(max_length=20_000)]
@@ -66,14 +69,26 @@ class LaunchForm(Model):
         return comments, lines
 
 
-def make_launch(card: Card, framework_name: str, config: Mapping[str, Any], *, seed: int = 0) -> LaunchForm:
-    """Launch of a configuration of the card by hand; raises UserError if the framework's run script cannot say."""
+_HUB = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/?")
+
+
+def make_launch(
+    card: Card, framework_name: str, config: Mapping[str, Any], *, seed: int = 0, profile: Mapping[str, str] = {}
+) -> LaunchForm:
+    """Launch of a configuration of the card by hand; raises UserError if the framework's run script cannot say.
+
+    `profile` has variables of a launcher profile, such as CCL_MODEL_PATH, else the card's `hf_url` names the model.
+    """
     framework = load_framework(framework_name)
     chosen = config if isinstance(config, Config) else Config(config)
     own = card.for_trial(chosen)
     fields = {"run_id": "launch", "trial": 1, "seed": seed, "options": framework.list_options(own, chosen)}
     payload = task_of(own).make_input(own, chosen, is_measured=True, **fields)
-    form = _ask_script(framework, payload) if framework.shows_launch else _start_script(framework, payload)
+    named = _HUB.fullmatch(
+        str(card.template.get("hf_url") or card.template.get("workload.model.hf_url") or card.source)
+    )
+    variables = {**({"CCL_MODEL_PATH": named[1]} if named else {}), **profile}
+    form = _ask_script(framework, payload, variables) if framework.shows_launch else _start_script(framework, payload)
     return form.model_copy(update={"environment": {**form.environment, **framework.knob_environment(chosen)}})
 
 
@@ -96,20 +111,26 @@ def launch_as_json(spec: RunSpec, config: Config) -> dict[str, Any]:
 
 def launch_of_run(spec: RunSpec, config: Config) -> LaunchForm:
     """As `make_launch`, with the variables of the run's profile. The run has its framework: none is suggested."""
-    if find_framework(spec.framework) is None:
-        missing = f"there is no framework {one_line(spec.framework, 60)!r}" if spec.framework else "it has no framework"
-        raise UserError(f"{missing}: describe its launch in {FOLDER}/NAME{SUFFIX}")
-    form = make_launch(spec.card, spec.framework, config, seed=spec.seed)
-    return form.model_copy(update={"environment": {**spec.profile.environment, **form.environment}})
+    name, own = spec.framework, config
+    if find_framework(name) is None:  # a table of several engines has the engine as a knob
+        engines = [(knob, str(value)) for knob, value in config.items() if find_framework(str(value)) is not None]
+        if not engines:
+            missing = f"there is no framework {one_line(name, 60)!r}" if name else "it has no framework"
+            raise UserError(f"{missing}: describe its launch in {FOLDER}/NAME{SUFFIX}")
+        name = engines[0][1]
+        own = Config({knob: value for knob, value in config.items() if knob != engines[0][0]})
+    form = make_launch(spec.card, name, own, seed=spec.seed, profile=spec.profile.environment)
+    others = {name: value for name, value in spec.profile.environment.items() if name not in IN_COMMAND}
+    return form.model_copy(update={"environment": {**others, **form.environment}})
 
 
-def _ask_script(framework: Framework, payload: TrialInput) -> LaunchForm:
+def _ask_script(framework: Framework, payload: TrialInput, variables: Mapping[str, str]) -> LaunchForm:
     command = [sys.executable, str(framework.script_path), SHOW_LAUNCH]
     try:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             (folder / CONFIG_FILE).write_text(payload.model_dump_json(), encoding="utf-8")
-            environment = {**public_environment(), **trial_environment(folder, payload)}
+            environment = {**public_environment(), **variables, **trial_environment(folder, payload)}
             done = subprocess.run(
                 command, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
             )
