@@ -99,7 +99,7 @@ def read_step(run: Run) -> StepOfRanks | None:
     trial = next((t for t in trials if t and (run.trial_folder(t.number) / TRACE_FOLDER).is_dir()), None)
     if trial is None:
         return None
-    from cclsearch.trace.answers.timeline import find_lanes
+    from cclsearch.trace.claims import find_lanes
     from cclsearch.trace.read import open_trace
     from cclsearch.trace.score import try_diagnose
 

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     scored = score_request(request)
     if args.picture:
         from cclsearch.report.page import write_picture
-        from cclsearch.trace.answers.timeline import draw_pictures
+        from cclsearch.trace.claims import draw_pictures
 
         for name, chart in draw_pictures(scored.views[-1]).items():
             write_picture(chart, Path(args.picture) / name)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import re
 import shutil
 import signal as signals
 from itertools import islice
@@ -24,7 +22,6 @@ from cclsearch.core.job_file import (
 )
 from cclsearch.core.text import one_line
 from cclsearch.core.values import MEMORY_HINT, Count, Failure, FailureKind, Model, Stage
-from cclsearch.core.yaml_file import read_yaml
 from cclsearch.launch.base import JobStatus
 from cclsearch.launch.contract import (
     EVIDENCE_FILE,
@@ -265,9 +262,3 @@ def _crashed(message: str) -> Failure:
 
 def _shorten(message: str) -> str:
     return one_line(message, _MESSAGE_LENGTH)
-
-
-@functools.cache
-def read_patterns(path: Path) -> dict[str, re.Pattern[str]]:
-    """Return meaning -> pattern of a file with lists of regular expressions; case does not matter."""
-    return {meaning: re.compile("|".join(parts), re.IGNORECASE) for meaning, parts in read_yaml(path).items()}

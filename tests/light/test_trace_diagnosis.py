@@ -14,7 +14,7 @@ from cclsearch.charts.parts import draw_timeline
 from cclsearch.core.values import Config
 from cclsearch.plugins import METRICS
 from cclsearch.trace.answers.text_report import format_diagnosis
-from cclsearch.trace.answers.timeline import draw_breakdown, find_lanes
+from cclsearch.trace.claims import draw_breakdown, find_lanes
 from cclsearch.trace.diagnosis.causes import Cause, median_causes
 from cclsearch.trace.events import CollectiveKind, EventTable, Kind, Reason
 from cclsearch.trace.metric import NotAvailable
