@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import signal
 import sys
 import tempfile
 import warnings
 from pathlib import Path
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from uvicorn.middleware.wsgi import WSGIMiddleware  # type: ignore[attr-defined]
 
 from cclsearch.core.errors import UserError
 from cclsearch.loop.session import rebuild_space
 from cclsearch.run.catalog import find_run, name_run
 from cclsearch.run.folder import Run, load_run
 from cclsearch.study.view import STUDY_FILE, StudyView
-
-HOST = "127.0.0.1"
-"""The dashboard has no password, so nothing outside this machine reaches it."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """Answers each request in a thread of its own."""
-
-    daemon_threads = True
-
-
-class _QuietHandler(WSGIRequestHandler):
-    """Prints no line per request."""
-
-    def log_message(self, format: str, *args: object) -> None: ...
+from cclsearch.ui.app import serve
 
 
 def run(args: argparse.Namespace) -> None:
@@ -46,14 +29,10 @@ def run(args: argparse.Namespace) -> None:
     folder = find_run(args.run, args.runs)
     with tempfile.TemporaryDirectory(prefix="ccl-search-") as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        app = optuna_dashboard.wsgi(_open_storage(_find_study(load_run(folder), Path(scratch))))
-        with _listen(app, args.port) as server:
-            name = name_run(folder, args.runs)
-            print(f"{name}: http://{HOST}:{server.server_port}  (Ctrl-C ends it, not the search)", flush=True)
-            for number in (signal.SIGINT, signal.SIGTERM):  # a background job of a script would ignore Ctrl-C
-                signal.signal(number, signal.default_int_handler)
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever()
+        app = WSGIMiddleware(optuna_dashboard.wsgi(_open_storage(_find_study(load_run(folder), Path(scratch)))))
+        name = name_run(folder, args.runs)
+        # The dashboard has no password: `serve` lets nothing outside this machine reach it.
+        serve(app, args.port, lambda address: print(f"{name}: {address} (Ctrl-C ends it, not the search)", flush=True))
     print()
 
 
@@ -79,10 +58,3 @@ def _open_storage(path: Path) -> object:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return JournalStorage(JournalFileBackend(str(path)))
-
-
-def _listen(app: Any, port: int) -> WSGIServer:
-    try:
-        return make_server(HOST, port, app, server_class=_Server, handler_class=_QuietHandler)
-    except (OSError, OverflowError):
-        raise UserError(f"port {port} cannot be used: choose another with --port (0: any free one)") from None

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     if args.skill is not None:
         print(f"wrote {shutil.copytree(SKILL, args.skill / SKILL.name, dirs_exist_ok=True)}")
         return
-    token = os.environ.pop(TOKEN_NAME, "").strip()  # what is started from here does not get it
+    token = os.environ.pop(TOKEN_NAME, "")  # what is started from here does not get it
     server = make_server(ToolCalls(runs_folder(args.runs).absolute(), args.budget))
     if args.http is None:
         asyncio.run(_serve_stdio(server))
@@ -49,35 +49,29 @@ def run(args: argparse.Namespace) -> None:
     app = server.streamable_http_app(
         max_request_body_size=MAX_BODY,
         auth=AuthSettings(issuer_url="http://127.0.0.1", resource_server_url=None),  # type: ignore[arg-type]
-        token_verifier=Token(read_token(args.token_file) if args.token_file else token),
+        token_verifier=Token(args.token_file, token),
     )
     serve(app, args.http, lambda address: print(f"{address}mcp", flush=True), lifespan="on")
 
 
-def read_token(path: Path) -> str:
-    """The token in a file; raises UserError if others can read the file."""
-    status = path.stat()
-    if status.st_mode & 0o077 or status.st_uid != os.getuid():
-        raise UserError(f"{str(path)!r}: others can read it, or it is not yours; run `chmod 600 {path}`")
-    return path.read_text(encoding="utf-8").strip()
-
-
 class Token:
-    """Accepts requests with this token; a verifier of the SDK."""
+    """Accepts requests with one token; a verifier of the SDK."""
 
-    def __init__(self, token: str) -> None:
-        """Raise UserError for a token that could be guessed."""
-        if len(token) < MIN_TOKEN:
+    def __init__(self, path: Path | None, token: str) -> None:
+        """Take the token of a file, or this one; raises UserError for one that others can read or guess."""
+        if path is not None and (path.stat().st_mode & 0o077 or path.stat().st_uid != os.getuid()):
+            raise UserError(f"{str(path)!r}: others can read it, or it is not yours; run `chmod 600 {path}`")
+        self._token = (token if path is None else path.read_text(encoding="utf-8")).strip().encode()
+        if len(self._token) < MIN_TOKEN:
             how = f"set {TOKEN_NAME}, or write one to a file that only you can read, and name it with --token-file"
             raise UserError(f"--http needs a token of at least {MIN_TOKEN} characters: {how}")
-        self._token = token.encode()
 
     async def verify_token(self, token: str) -> AccessToken | None:
         """Return the access that the token gives; None if it is another one."""
         from mcp.server.auth.provider import AccessToken
 
-        is_right = hmac.compare_digest(token.encode(), self._token)
-        return AccessToken(token="", client_id="user", scopes=[]) if is_right else None
+        given = AccessToken(token="", client_id="user", scopes=[])
+        return given if hmac.compare_digest(token.encode(), self._token) else None
 
 
 async def _serve_stdio(server: Server[Any]) -> None:

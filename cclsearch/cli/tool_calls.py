@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -61,7 +62,14 @@ class ToolCalls:
     async def answer(self, name: str, arguments: Mapping[str, Any], by: str) -> Reply:
         """Return the reply to one call of a client that calls itself `by`; secrets in it are masked."""
         try:
-            self._check(name, arguments)
+            if name not in TOOLS:
+                raise UserError(f"there is no tool {one_line(name, 40)!r}{guess_name(name, TOOLS)}: {', '.join(TOOLS)}")
+            if len(json.dumps(arguments)) > MAX_ARGUMENTS_BYTES:
+                raise UserError(f"{name}: arguments over {MAX_ARGUMENTS_BYTES} bytes are not read: send less")
+            known = make_schema(name)["properties"]
+            for each in arguments.keys() - known:
+                guess = guess_name(each, known)
+                raise UserError(f"{name} has no argument {one_line(each, 40)!r}{guess}: {', '.join(known)}")
             text, failed = await self._answer(name, dict(arguments), by)
         except UserError as error:
             text, failed = one_line(str(error), 2000), True
@@ -69,22 +77,12 @@ class ToolCalls:
         left_out = f"\n({len(text) - MAX_REPLY} characters left out)" if len(text) > MAX_REPLY else ""
         return text[:MAX_REPLY] + left_out, failed
 
-    def _check(self, name: str, arguments: Mapping[str, Any]) -> None:
-        if name not in TOOLS:
-            raise UserError(f"there is no tool {one_line(name, 40)!r}{guess_name(name, TOOLS)}: {', '.join(TOOLS)}")
-        if len(json.dumps(arguments)) > MAX_ARGUMENTS_BYTES:
-            raise UserError(f"{name}: arguments over {MAX_ARGUMENTS_BYTES} bytes are not read: send less")
-        known = make_schema(name)["properties"]
-        for each in arguments.keys() - known:
-            guess = guess_name(each, known)
-            raise UserError(f"{name} has no argument {one_line(each, 40)!r}{guess}: {', '.join(known)}")
-
     async def _answer(self, name: str, arguments: dict[str, Any], by: str) -> Reply:
         entry = TOOLS[name]
         if entry.get("starts"):
             return await asyncio.to_thread(self._start, name, arguments, by), False
         if "command" in entry:
-            return await run_command(self.make_command(name, arguments))
+            return await asyncio.to_thread(run_command, self.make_command(name, arguments))
         folder = find_run(self._read_text("run", arguments.pop("run", LAST)), self._runs)
         if name == "wait":
             seconds = {"seconds": str(arguments.get("seconds", WAIT_S))}
@@ -140,25 +138,18 @@ class ToolCalls:
         return f"{self._starter.launch(words, name)}. Call `wait`"
 
 
-async def run_command(words: list[str]) -> Reply:
+def run_command(words: list[str]) -> Reply:
     """Run a command; returns what it printed, or the line about what is wrong."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "cclsearch", *words),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command = [sys.executable, "-P", "-m", "cclsearch", *words]
     try:
-        out, problem = await asyncio.wait_for(process.communicate(), COMMAND_S)
-    except TimeoutError:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, errors="replace", timeout=COMMAND_S, check=False
+        )
+    except subprocess.TimeoutExpired:
         raise UserError(f"`ccl-search {words[0]}` took over {COMMAND_S:.0f} s and was ended") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-    if process.returncode in (0, 1) and out:
-        return out.decode(errors="replace"), False
-    lines = problem.decode(errors="replace").strip().splitlines() or ["it printed nothing"]
-    return lines[-1].removeprefix("ccl-search: "), True
+    if done.returncode in (0, 1) and done.stdout:
+        return done.stdout, False
+    return (done.stderr.strip().splitlines() or ["it printed nothing"])[-1].removeprefix("ccl-search: "), True
 
 
 def find_asked(run: Run) -> AskedAgent:
@@ -184,7 +175,9 @@ async def wait_for_turn(folder: Path, seconds: int) -> str:
             messages = reversed(find_asked(run).request.messages)
             return _name_tools(next(each.text for each in messages if each.role is Role.USER and not each.results))
         except UserError as error:
-            if not run.is_running:
+            if (
+                not run.is_running and run.state.has_begun
+            ):  # between its folder and its first event nothing has the lock
                 return "\n".join([str(error), *summarize_run(run.spec, run.state, folder)])
             if time.monotonic() >= until_s:
                 return str(error)

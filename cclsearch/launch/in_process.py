@@ -35,7 +35,7 @@ Measure = Callable[[dict[str, Value]], float | Mapping[str, float]]
 
 def ELSEWHERE(config: dict[str, Value]) -> float:
     """Is given in place of a function if `ccl-search tell` brings the results; it is never called."""
-    raise AssertionError(config)
+    return math.nan
 
 
 _MESSAGE_LENGTH = 500

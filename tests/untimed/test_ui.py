@@ -317,7 +317,7 @@ def test_a_search_is_started_stopped_and_outlives_the_server(runs, served):
     address, token, server = served
     client = httpx.Client(base_url=address, headers={TOKEN_HEADER: token}, timeout=60)
     bad = client.post("change/start", json={"workload": "wl2", "budget": "3", "name": "--json"}).json()
-    assert "the name of a run has" in bad["error"]
+    assert "a run's name must be" in bad["error"]
     assert "no workload" in client.post("change/start", json={"workload": "$(id)"}).json()["error"]
     slow = {"workload": "wl2", "launcher": "replay", "budget": "100000", "name": "long"}
     assert client.post("change/start", json=slow).json()["message"].startswith("search of wl2 started")
