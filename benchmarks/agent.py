@@ -22,7 +22,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from llm.players import PLAYERS, Oracle, Several  # noqa: E402
+from llm.players import PLAYERS, Oracle  # noqa: E402
 
 from cclsearch.core.values import Failure, FailureKind, Stage, format_knob_value  # noqa: E402
 from cclsearch.propose.agent.agent import Agent  # noqa: E402
@@ -37,8 +37,6 @@ from cclsearch.recording.load import Recording, find_recordings, load_recording 
 BUDGET = 15
 MILESTONES = (3, 5, 10, 15)
 FALLBACK = "fallback"
-SEVERAL = "-3"
-"""After a player's name: it submits up to three configurations a turn."""
 AFTER = 3
 """Trials after which a correction is planted."""
 PLANTED = ("none", "true", "wrong", "by heart")
@@ -70,9 +68,7 @@ def play(task: tuple[str, str, int]) -> Played:
     fallback: Proposer = make_sampler("default")
     if who == FALLBACK:
         return replay(recording, fallback, who, seed)[0]
-    name = who.removesuffix(SEVERAL)
-    player = Oracle(seed, find_truth(recording)) if name == "oracle" else PLAYERS[name](seed)
-    player = Several(player) if who.endswith(SEVERAL) else player
+    player = Oracle(seed, find_truth(recording)) if who == "oracle" else PLAYERS[who](seed)
     agent = Agent(player, options=AgentOptions(anonymous=True))
     return replay(recording, Arbiter(agent, fallback), who, seed)[0]
 
@@ -247,11 +243,10 @@ def run_corrections(folder: Path, num_seeds: int, workers: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The LLM agent with simulated models.")
-    names = [name + end for end in ("", SEVERAL) for name in PLAYERS]
     parser.add_argument("what", choices=("landscapes", "corrections"))
     parser.add_argument("--landscapes", type=Path, default=ROOT / "benchmarks" / "landscapes")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=names)
+    parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=list(PLAYERS))
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -123,10 +123,6 @@ class SubmittedConfig:
     """Value of the primary metric from which on, on its worse side, the rationale is refuted; the model stated it."""
     predicted: ExpectedOutcome = ExpectedOutcome()
     """The surrogate's prediction at the time of submission."""
-    predicted_sd: float | None = None
-    """Standard deviation of the log of that prediction of the primary metric; None if there was none."""
-    is_promising: bool = False
-    """Among the surrogate's most promising configurations, or the likeliest to win."""
 
 
 class Correction(Model):
@@ -175,13 +171,8 @@ class LlmTurn(ReportedEvent):
     policy: int | None = None
     """Version of the policy program that the turn submitted."""
     continues: int | None = None
-    """Earlier turn whose remaining trials this one chooses anew, after a surprise; both are judged as one."""
+    """Of searches in which a turn submitted several configurations, one after another."""
     cost: Cost = Cost()
-
-    @property
-    def root(self) -> int:
-        """Number of the turn that this one is judged with: its own, or the continued turn's."""
-        return self.turn if self.continues is None else self.continues
 
 
 def find_withdrawn(events: Iterable[ReportedEvent]) -> dict[int, int]:

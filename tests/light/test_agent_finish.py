@@ -14,11 +14,10 @@ from llm.players import own_turn
 from llm.turns import GOOD, FakeClock, Scripted, call, run_turn, submit
 
 from cclsearch.core.errors import UserError
-from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.agent import Agent, TurnOutcome
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
-from cclsearch.propose.agent.arbiter.rules import ArbiterSettings, find_llm_trials
-from cclsearch.propose.agent.memory.history import limits_event, past_turns, read_limits
+from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
+from cclsearch.propose.agent.memory.history import limits_event, read_limits
 from cclsearch.propose.agent.memory.replay import replay_turns
 from cclsearch.propose.agent.prompt.surrogate_table import SurrogateTable
 from cclsearch.propose.agent.providers.cost import LlmLimits, cost_of
@@ -213,35 +212,3 @@ def list_rows(search: Search) -> list[int | None]:
 def most_submitted(request: CompletionRequest) -> int:
     found = re.search(r"this turn may submit at most (\d+)", own_turn(request).messages[0].text)
     return int(found[1]) if found else 0
-
-
-@pytest.mark.parametrize("first", [(OOM[0], WORSE), (FAST[30], BETTER)], ids=["failed", "refuted"])
-def test_after_a_trial_that_misses_the_llm_chooses_the_rest_of_its_turn_anew(first):
-    model = Stating([first, (FAST[20], WORSE), (FAST[21], WORSE)], [(FAST[2], WORSE), (FAST[1], WORSE)])
-    search = play(model, budget=4)
-    assert list_rows(search)[1:] == [first[0], FAST[2], FAST[1]]
-    assert [most_submitted(request) for request in model.requests] == [3, 2]
-    assert "choose the rest of turn 1 anew, up to 2; its queue was" in own_turn(model.requests[1]).messages[0].text
-    assert [turn.root for turn in past_turns(search.events)] == [1, 1]
-    assert {trial.turn for trial in find_llm_trials(search.view)} == {1}
-
-
-def test_a_turn_whose_trials_do_as_stated_runs_to_its_end():
-    model = Stating([(FAST[3], WORSE), (FAST[2], WORSE), (FAST[1], WORSE)])
-    search = play(model, budget=4)
-    assert list_rows(search)[1:] == [FAST[3], FAST[2], FAST[1]]
-    assert len(model.requests) == 1
-
-
-def test_choosing_anew_gives_no_more_trials_than_were_submitted():
-    slow = [(row, BETTER) for row in FAST[10:30]]
-    search = play(Stating(slow[0:3], slow[3:5], slow[5:6], slow[6:9]), budget=6)
-    assert [proposal.proposer for proposal in search.proposals] == ["seed", *["llm"] * 3, *["default"] * 2]
-    assert "stall: 3 trials in turns that did not improve the best beyond the noise" in search.moves()[1]
-
-
-def test_nothing_is_broken_off_once_the_arbiter_has_moved():
-    slow = [(row, BETTER) for row in FAST[10:30]]
-    search = play(Stating(slow[0:2], slow[2:3]), budget=5)
-    assert [proposal.proposer for proposal in search.proposals][3] == "default"
-    assert find_abandoned(search.view) is None

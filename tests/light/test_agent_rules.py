@@ -15,7 +15,6 @@ from paths import ROOT
 from cclsearch.core.values import Failure, FailureKind, Stage
 from cclsearch.propose.agent.agent import Agent, TurnOutcome
 from cclsearch.propose.agent.arbiter.proposer import Arbiter
-from cclsearch.propose.agent.arbiter.rules import find_llm_trials, find_stall
 from cclsearch.propose.agent.options import AgentOptions
 from cclsearch.propose.agent.prompt.prompt import PromptInput, PromptOptions, write_turn_prompt
 from cclsearch.propose.agent.prompt.surrogate_table import find_unseen, make_surrogate_table
@@ -25,8 +24,6 @@ from cclsearch.propose.bayes.corrections import collect_corrections
 from cclsearch.propose.bayes.snapshot import find_gain_left
 from cclsearch.propose.bayes.surrogate import fit_posterior
 from cclsearch.propose.events import (
-    ArbiterPhase,
-    ArbiterState,
     Correction,
     DecisionKind,
     LlmMode,
@@ -229,23 +226,6 @@ def test_a_value_of_a_knob_that_nothing_knows_is_free_until_it_ran_or_failed_twi
     assert unseen(ran, failed[0]) == [False, True, False, True]
     assert unseen(ran, *failed) == [False, False, False, False]
     assert unseen(ran, replace(ran, trial=2, row=1)) == [False, False, False, False]
-
-
-@pytest.mark.parametrize(("expected", "stalls"), [(1.02, False), (1.5, True), (None, True)])
-def test_an_llm_that_knew_the_result_much_better_than_the_surrogate_is_not_suspended_for_one_miss(expected, stalls):
-    order = sorted((v, row) for row, v in enumerate(RECORDING.values) if v)
-    best, worse = order[0][1], order[5][1]
-    value = order[5][0]
-    expects = ExpectedOutcome({} if expected is None else {"step_time_s": expected * value})
-    item = SubmittedConfig(
-        RECORDING.space.config(worse), expects, predicted=ExpectedOutcome({"step_time_s": 0.7 * value})
-    )
-    view = view_of([best, worse], events=(LlmTurn(turn=1, submitted=(item,), num_seen=1),))
-    assert [trial.is_credible for trial in find_llm_trials(view)] == [not stalls]
-    from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
-
-    found = find_stall(view, ArbiterState(ArbiterPhase.LLM, 2), ArbiterSettings(patience=1))
-    assert (found is not None) == stalls
 
 
 # what the surrogate says of the noise, and of the trials left

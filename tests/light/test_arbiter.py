@@ -168,21 +168,6 @@ def test_a_stall_counts_trials_and_more_of_them_after_an_improvement(first, coun
     assert list_proposers(search)[: len(first) + count + 2] == ["seed", *["llm"] * (len(first) + count), "default"]
 
 
-def test_a_turn_may_submit_only_what_is_left_until_a_stall():
-    model = ScriptedModel([FAST[-1], FAST[-2]], [FAST[-3], FAST[-4], FAST[-5]])
-    search = Search(budget=6)
-    search.run(make(model, rules=ArbiterSettings(num_seeds=1, overrules=20)))
-    assert list_proposers(search)[:5] == ["seed", *["llm"] * 3, "default"]
-
-
-def test_a_turn_is_judged_as_a_unit_once_all_that_it_submitted_has_run():
-    search = Search(budget=6)
-    rules = ArbiterSettings(num_seeds=1, overrules=3, patience_after_gain=2)
-    search.run(make(ScriptedModel([FAST[-1], FAST[0], FAST[-2]], FAST[-2], [FAST[-3], FAST[-4]]), rules=rules))
-    assert list_proposers(search) == ["seed", "llm", "llm", "llm", "llm", "llm"]
-    assert not any("did not improve" in move for move in search.moves())
-
-
 def test_after_a_stall_the_llm_chooses_among_the_first_candidates_until_it_improves():
     search = Search(budget=12)
     search.run(make(ScriptedModel(FAST[-1]), rules=ArbiterSettings(num_seeds=1, patience=1)))
@@ -205,14 +190,6 @@ def test_what_keeps_the_search_from_being_finished_is_free_also_after_a_stall():
     assert replace(table, first_only=False).is_free(rows[5])
     wins_N[rows[5]] = 0.01
     assert not replace(table, first_only=False).is_free(rows[5])
-
-
-def test_what_a_move_drops_from_the_queue_is_in_the_ledger():
-    search = Search(budget=5)
-    rules = ArbiterSettings(num_seeds=1, overrules=3)
-    search.run(make(ScriptedModel([OOM[-1], OOM[-3], FAST[0]], [OOM[-2], FAST[0]]), rules=rules))
-    assert list_proposers(search) == ["seed", "llm", "llm", "default", "default"]
-    assert "dropped from the queue of turn 2: (tp=2 pp=2 " in search.moves()[1]
 
 
 @pytest.mark.parametrize(("budget_left", "stalls", "explore"), [(100, 0, 2), (100, 9, 8), (12, 1, 3), (6, 0, 1)])
@@ -287,14 +264,6 @@ def test_finish_ends_the_search_only_when_nothing_plausible_is_left():
     assert ending == "the LLM ended the search, and the surrogate expects too little of the trials left: done"
     assert len(search.proposals) == 1
     assert search.moves()[-1] == "finished since trial 2: done"
-
-
-def test_several_submitted_at_once_run_one_after_another_without_further_turns():
-    search = Search(budget=4)
-    provider = ScriptedModel([FAST[2], FAST[1], FAST[0]])
-    search.run(make(provider, rules=ArbiterSettings(num_seeds=1, overrules=3)))
-    assert [SPACE.row(p.config) for p in search.proposals[1:]] == [FAST[2], FAST[1], FAST[0]]
-    assert provider.num_asked == 1
 
 
 def test_state_is_rebuilt_from_the_ledger_alone():

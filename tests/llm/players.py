@@ -5,29 +5,22 @@ Each is a `Provider`, which an agent can use in-process, or `tests.llm.server` b
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from cclsearch.propose.agent.providers.client import Client
-from cclsearch.propose.agent.providers.forms import CallForm
 from cclsearch.propose.agent.providers.types import (
     Answer,
     CompletionRequest,
-    Provider,
     Role,
     StopReason,
     ToolCall,
     Usage,
 )
-
-from .server import ProviderServer, Say, one_by_one
 
 PARTS = ("gemm", "tensor parallel", "point to point", "launch and latency", "pipeline bubble", "data parallel", "all")
 """Parts of the step that false corrections name."""
@@ -49,8 +42,6 @@ class Player(ABC):
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)
         self.num_turns = 0
-        self.skipped: list[Row] = []
-        """Configurations not to be chosen in this answer, because it has them already."""
 
     def ask(self, request: CompletionRequest) -> Answer:
         """See `Provider`."""
@@ -136,7 +127,7 @@ class Hostile(Player):
         }
         for row in sorted(seen, key=lambda row: (row["fits"] > 0.05, -row["time"])):
             name, arguments = self.praise(row)
-            if str(arguments) not in refused and row["config"] not in self.skipped:
+            if str(arguments) not in refused:
                 return name, arguments
         return self.praise(self.rng.choice(seen or prompt_candidates(request)))
 
@@ -157,54 +148,6 @@ class Hostile(Player):
         """The call that submits a row with false corrections, of its knobs' values."""
         values = {f"{knob}={str(value).lower()}": 0.1 for knob, value in row["config"].items()}
         return submit(row, "trust me", values, doubts=list(range(1, 16)))
-
-
-class Several(Player):
-    """Submits up to three configurations a turn, as another player chooses them one by one, and states that each is
-    refuted as soon as it is slower than expected."""
-
-    name = "compatible:several"
-    most = 3
-
-    def __init__(self, one: Player) -> None:
-        super().__init__()
-        self.one = one
-
-    def decide(self, request: CompletionRequest) -> tuple[str, dict[str, Any]]:
-        name, arguments = self.one.decide(request)
-        if name != "submit":
-            return name, arguments
-        schema = next(tool for tool in request.tools if tool.name == "submit").parameters
-        most = min(self.most, schema["properties"]["configurations"]["maxItems"])
-        chosen = list(arguments["configurations"])
-        for _ in range(10 * most):
-            self.one.skipped = [item["config"] for item in chosen]
-            other, more = self.one.decide(request) if len(chosen) < most else ("", {})
-            if other == "submit":
-                chosen += [item for item in more["configurations"] if item["config"] not in self.one.skipped]
-        self.one.skipped = []
-        stated = [{**item, "refuted_at": item["expected_step_time_s"]} for item in chosen[:most]]
-        return name, {**arguments, "configurations": stated}
-
-
-@dataclass
-class Written:
-    """The expert behind a server that is asked in one form; it counts the bytes of what it decides."""
-
-    server: ProviderServer
-    client: Client
-    expert: Provider
-    num_bytes: int = 0
-    name: str = "expert"
-
-    def ask(self, request: CompletionRequest) -> Answer:
-        """See `Provider`."""
-        calls = tuple((call.name, call.arguments) for call in self.expert.ask(request).calls)
-        self.num_bytes += len(json.dumps(calls))
-        is_text = self.client.form.call in (CallForm.SCHEMA, CallForm.TEXT)
-        text = json.dumps({"tool": calls[0][0], "arguments": calls[0][1]})
-        self.server.script = one_by_one(Say(text=text) if is_text else Say(calls))
-        return self.client.ask(request)
 
 
 class Expert(Player):
@@ -275,7 +218,7 @@ class Oracle(Player):
         if not found:
             return "candidates", {"where": {}, "sort": "promise", "limit": 20}
         text = request.messages[0].text
-        tried = [row["config"] for row in (*read_trials(text), *read_failed(text))] + self.skipped
+        tried = [row["config"] for row in (*read_trials(text), *read_failed(text))]
         calls = [call for message in request.messages for call in message.calls if call.name == "submit"]
         free = [row["config"] for row in found if row["free"]]
         open_ideas = [(value, config) for value, config in self.beliefs if config not in tried]

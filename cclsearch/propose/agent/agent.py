@@ -117,12 +117,11 @@ class Agent:
         overrules_left: int,
         first_only: bool = False,
         standing: str = "",
-        continues: int | None = None,
     ) -> TurnOutcome:
         """Return the outcome of one whole turn; raises nothing for any fault of a provider or a model.
 
         With `first_only`, the model chooses among the surrogate's first candidates only. `standing` is its distance
-        from a stall. `continues` is the turn whose remaining trials it chooses anew.
+        from a stall.
         """
         number = self._next_number(view)
         store = PolicyStore(self.folder)
@@ -158,7 +157,7 @@ class Agent:
                 write_record(context, record_context(view, self.provider.name, self.options))
             record = make_record(prompt_input, handlers, turn, result, settings, number, opening if is_new else None)
             write_record(turn_path(self.folder, number), record)
-        return _make_outcome(view, number, result, version, self.options, continues)
+        return _make_outcome(view, number, result, version, self.options)
 
     def _open_conversation(self, prompt_input: PromptInput, handlers: ToolHandlers) -> tuple[Message, ...]:
         """Return the messages of earlier turns; those of an earlier session as notes."""
@@ -232,7 +231,7 @@ def make_agent(
 
 
 def _make_outcome(
-    view: SearchView, number: int, result: TurnResult, version: int | None, options: AgentOptions, continues: int | None
+    view: SearchView, number: int, result: TurnResult, version: int | None, options: AgentOptions
 ) -> TurnOutcome:
     decision = result.decision or Decision()
     turn = LlmTurn(
@@ -243,7 +242,6 @@ def _make_outcome(
         last_seen=max((o.trial for o in view.observations), default=0),
         cost=result.cost,
         policy=version,
-        continues=continues if result.kind is DecisionKind.SUBMIT else None,
     )
     proposals = tuple(to_proposal(item, number, options) for item in decision.submitted)
     event = turn.model_copy(update={"text": _describe_turn(turn, result)})
@@ -259,8 +257,7 @@ def to_proposal(item: SubmittedConfig, turn: int, options: AgentOptions) -> Prop
 def _describe_turn(turn: LlmTurn, result: TurnResult) -> str:
     """A turn in one line, for the ledger."""
     if turn.decision is DecisionKind.SUBMIT:
-        again = "" if turn.continues is None else f" (the rest of turn {turn.continues}, chosen anew)"
-        what = f"submitted{again} " + "; ".join(str(item.config) for item in turn.submitted)
+        what = "submitted " + "; ".join(str(item.config) for item in turn.submitted)
         what += "".join(f"; refused: {why}" for why in turn.refused)
         what += f"; ends the search unless this beats the best: {turn.bet}" if turn.bet else ""
     elif turn.decision is DecisionKind.FINISH:

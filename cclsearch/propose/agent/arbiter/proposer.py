@@ -7,7 +7,6 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 
 from cclsearch.core.text import count_of
-from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.agent import Agent, TurnOutcome, to_proposal
 from cclsearch.propose.agent.arbiter.rules import (
     ArbiterSettings,
@@ -26,7 +25,6 @@ from cclsearch.propose.agent.background import start_in_background
 from cclsearch.propose.agent.memory.history import drop_decision
 from cclsearch.propose.agent.prompt.surrogate_table import best_observation
 from cclsearch.propose.agent.server import ServerState
-from cclsearch.propose.agent.tools.configs import format_config
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
 from cclsearch.propose.events import ArbiterMove, ArbiterPhase, ArbiterState, DecisionKind, LlmTurn
 
@@ -147,7 +145,7 @@ class Arbiter(Proposer):
             self._suspend_llm(view, state, *stall)
             return []
         queued = find_queued(view) if state.phase is ArbiterPhase.LLM else None
-        if queued and self._turn_is_recent(view) and find_abandoned(view) is None:
+        if queued and self._turn_is_recent(view):
             turn, items = queued
             return [to_proposal(item, turn.turn, self._agent.options) for item in items[:count]]
         reached = self._agent.limit_reached(view)
@@ -260,17 +258,13 @@ class Arbiter(Proposer):
     def _run_turn_now(self, view: SearchView, count: int) -> TurnOutcome:
         standing = find_standing(view, read_state(view), self._rules)
         limited = standing.is_limited
-        broken = find_abandoned(view)
-        queue = min(self._rules.max_queue, standing.left) if self._parallel <= 1 and not limited else count
-        max_submitted = max(count, queue)
         return self._agent.run_turn(
             view,
             count,
-            max_submitted=broken.left if broken else min(max_submitted, view.budget_left) or 1,
+            max_submitted=min(count, view.budget_left) or 1,
             overrules_left=0 if limited else overrules_left(view, self._rules),
             first_only=limited,
             standing=standing.describe(),
-            continues=broken.turn if broken else None,
         )
 
     def _turn_is_recent(self, view: SearchView) -> bool:
@@ -313,18 +307,9 @@ class Arbiter(Proposer):
         stalls: int | None = None,
     ) -> None:
         count = before.stalls if stalls is None else stalls
-        reason = "; ".join(filter(None, (reason, self._describe_dropped(view, before))))
         after = ArbiterState(phase, next_trial(view), cause, reason, explore, count)
         self._is_stale |= phase is not ArbiterPhase.LLM
         self._events.append(write_move(before, after))
-
-    def _describe_dropped(self, view: SearchView, before: ArbiterState) -> str:
-        """Describe the configurations in the LLM's queue that a move drops; empty if none."""
-        queued = find_queued(view) if before.phase is ArbiterPhase.LLM and self._turn_is_recent(view) else None
-        if queued is None:
-            return ""
-        configs = " and ".join(f"({format_config(view.space, item.config)})" for item in queued[1])
-        return f"dropped from the queue of turn {queued[0].turn}: {configs}"
 
     def _propose_fallback(self, view: SearchView, count: int) -> list[Proposal]:
         proposals = list(self._fallback.propose(view, count))[:count]

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 
-from cclsearch.core.metrics import PEAK_MEMORY
 from cclsearch.core.text import count_of
 from cclsearch.core.values import Model
-from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.memory.history import past_turns
 from cclsearch.propose.agent.prompt.surrogate_table import improvement_threshold
 from cclsearch.propose.base import Observation, SearchView
 from cclsearch.propose.bayes.snapshot import NEGLIGIBLE
 from cclsearch.propose.events import ArbiterState, LlmTurn, SubmittedConfig
 
-CREDIBLE = 0.5
-"""Largest ratio of the LLM's error to the surrogate's for a trial whose outcome the LLM knew better."""
-# The same bound as `outlook` has for suspicious trials.
-OUTLIER_SDS = 4.0
-"""Standard deviations above the surrogate's prediction from which a result is the surrogate's error."""
-
 
 class ArbiterSettings(Model):
     """The arbiter's thresholds, chosen over all simulated models of `benchmarks/agent.py`."""
 
     num_seeds: int = 2
-    # One turn may submit three trials: so one turn of three, three turns of one and a turn that is cut are the same.
     patience: int = 3
     """Trials in a row, of turns without an improvement beyond the noise, that suspend the LLM; some count less, see
     `weigh`.
@@ -48,8 +38,6 @@ class ArbiterSettings(Model):
     """Overrules of the surrogate that the LLM has before one of them improved the best; afterwards it chooses among the
     free configurations.
     """
-    max_queue: int = 3
-    """Configurations that one turn may submit if trials run one after another."""
 
     def find_explore(self, stalls: int, budget_left: int) -> int:
         """Trials of the fallback after a stall that follows `stalls` others."""
@@ -66,18 +54,14 @@ class LlmTrial:
     improved: bool
     """Whether it beat, beyond the noise, the best of all trials with lower numbers."""
     turn: int
-    """Number of the turn that submitted it, or of the turn that this one continues."""
-    sign: float = 1.0
-    """1 if a smaller value of the primary metric is better, else -1."""
-    is_credible: bool = False
-    """Whether the LLM's expectation was much closer to the measurement than the surrogate's prediction was."""
+    """Number of the turn that submitted it."""
 
 
 def find_llm_trials(view: SearchView) -> list[LlmTrial]:
     """The LLM's finished trials, by number."""
     noise = improvement_threshold(view)
     items = {
-        item.config.digest: (item, turn.root)
+        item.config.digest: (item, turn.turn)
         for turn in past_turns(view.events)
         for item in turn.submitted
         if not item.is_repeat
@@ -88,20 +72,10 @@ def find_llm_trials(view: SearchView) -> list[LlmTrial]:
         improved = o.loss is not None and (best is None or o.loss < best - abs(best) * noise)
         if o.config.digest in items:
             item, turn = items[o.config.digest]
-            credible = _is_credible(view, o, item, noise)
-            trials.append(LlmTrial(o, item, improved, turn, view.primary.sign, credible))
+            trials.append(LlmTrial(o, item, improved, turn))
         if o.loss is not None:
             best = o.loss if best is None else min(best, o.loss)
     return trials
-
-
-def _is_credible(view: SearchView, o: Observation, item: SubmittedConfig, noise: float) -> bool:
-    """Whether the surrogate erred beyond the noise, and the LLM at most by `CREDIBLE` of the log of that error."""
-    metric = view.primary.name
-    figures = (o.value(metric), item.expects.metrics.get(metric), item.predicted.metrics.get(metric))
-    measured, expected, predicted = (math.log(v) if v is not None and v > 0 else math.nan for v in figures)
-    surrogate_error = abs(measured - predicted)
-    return surrogate_error > noise and abs(measured - expected) <= CREDIBLE * surrogate_error
 
 
 @dataclass(frozen=True)
@@ -121,11 +95,6 @@ class StallCount:
     def total(self) -> float:
         """Sum of the weights."""
         return sum(weight for weight, _ in self.weights)
-
-    @property
-    def left(self) -> int:
-        """Configurations that a turn may submit before the stall, at least one."""
-        return max(1, math.ceil(self.patience - self.total))
 
     def describe(self) -> str:
         """Return the distance from a stall in a line."""
@@ -149,39 +118,14 @@ def find_standing(view: SearchView, state: ArbiterState, rules: ArbiterSettings)
     limited = state.stalls > 0 and not any(trial.improved for trial in recent)
     has_gained = len(turns_idle) < len(turns)
     patience = rules.patience_after_gain if has_gained else rules.patience_limited if limited else rules.patience
-    weights: list[tuple[float, str]] = []
-    for trial in idle:
-        weights.append(weigh(trial, spared=any(weight == 0 for weight, _ in weights)))
-    return StallCount(idle, tuple(weights), patience, limited)
+    return StallCount(idle, tuple(weigh(trial) for trial in idle), patience, limited)
 
 
-def weigh(trial: LlmTrial, *, spared: bool) -> tuple[float, str]:
-    """Return the weight of a trial of a turn without an improvement, and the reason; `spared`: one still counts
-    nothing.
-    """
+def weigh(trial: LlmTrial) -> tuple[float, str]:
+    """Return the weight of a trial of a turn without an improvement, and the reason."""
     if trial.observation.is_unjudged:
         return 0.0, "not admitted, which is not your fault"
-    # A trial that the surrogate mispredicted too, or would have run as well, says little about the LLM's judgement.
-    if is_outlier(trial):
-        why = "the surrogate too found it promising and was far off"
-        return (0.5, why) if spared else (0.0, why)
-    if not trial.item.is_own_idea:
-        return 0.5, "the surrogate would have run it too"
-    if trial.is_credible:
-        return 0.5, "you predicted it much better than the surrogate"
-    return 1.0, ""
-
-
-def is_outlier(trial: LlmTrial) -> bool:
-    """Whether one of the surrogate's own promising configurations came out far worse than predicted."""
-    item, o = trial.item, trial.observation
-    if not item.is_promising or item.predicted_sd is None:
-        return False
-    for metric, predicted in item.predicted.metrics.items():
-        value = o.value(metric)
-        if metric != PEAK_MEMORY and value and predicted > 0 and math.isfinite(predicted):
-            return trial.sign * math.log(value / predicted) > OUTLIER_SDS * item.predicted_sd
-    return False
+    return (1.0, "") if trial.item.is_own_idea else (0.5, "the surrogate would have run it too")
 
 
 def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) -> tuple[str, str] | None:
@@ -197,7 +141,7 @@ def find_stall(view: SearchView, state: ArbiterState, rules: ArbiterSettings) ->
     if len(last) == rules.same_failures and len(kinds) == 1 and None not in kinds and are_own:
         kind = next(kind for kind in kinds if kind).value.replace("_", " ")
         return "same failure", f"stall: {len(last)} trials failed in the same way ({kind})"
-    if not idle or _is_running(view, idle[-1].turn) or find_abandoned(view) is not None:
+    if not idle or _is_running(view, idle[-1].turn):
         return None
     if standing.total >= standing.patience:
         what = count_of(len(idle), "trial")
@@ -224,10 +168,10 @@ def find_won_bet(view: SearchView) -> tuple[str, str] | None:
 
 def _is_running(view: SearchView, turn: int) -> bool:
     """Whether a configuration from this turn is queued or running."""
-    submitted = [item for past in past_turns(view.events) if past.root == turn for item in past.submitted]
+    submitted = [item for past in past_turns(view.events) if past.turn == turn for item in past.submitted]
     running = any(view.space.row(item.config) in view.pending for item in submitted)
     queued = find_queued(view)
-    return running or (queued is not None and queued[0].root == turn)
+    return running or (queued is not None and queued[0].turn == turn)
 
 
 def overrules_left(view: SearchView, rules: ArbiterSettings) -> int:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from cclsearch.card.model import Hardware, ModelArch
 from cclsearch.core.text import one_line
 from cclsearch.core.values import format_knob_value
-from cclsearch.propose.agent.abandon import find_abandoned
 from cclsearch.propose.agent.arbiter.rules import ArbiterSettings
 from cclsearch.propose.agent.memory.evidence import TrialEvidence, describe_evidence
 from cclsearch.propose.agent.memory.history import last_insights, past_turns
@@ -46,7 +45,7 @@ from cclsearch.propose.agent.prompt.tables import (
 )
 from cclsearch.propose.agent.prompt.untested_values import untried_lines
 from cclsearch.propose.agent.providers.types import MAX_BODY_BYTES, CompletionRequest, Message, Role, ToolSpec
-from cclsearch.propose.agent.tools.configs import describe_inert, format_config, free_knobs
+from cclsearch.propose.agent.tools.configs import describe_inert, free_knobs
 from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.corrections import START, count_doubts_left
 from cclsearch.propose.bayes.outlook import MIN_TRIALS
@@ -313,23 +312,10 @@ def _state_lines(prompt_input: PromptInput) -> list[str]:
             else f"your credit: {max(prompt_input.overrules_left, 0)} configurations that are not free"
         ),
         *([prompt_input.standing] if prompt_input.standing else []),
-        *_abandoned_lines(view),
         *(["this is the last trial: the search ends with it"] if view.budget_left == 1 else []),
         f"noise: {describe_noise(view, table.scatter)}",
         *([f"trials that you may still doubt: {doubts}"] if view.observations else []),
         *([f"{num_held} configurations are held back: they do not fit, or could not be started"] if num_held else []),
-    ]
-
-
-def _abandoned_lines(view: SearchView) -> list[str]:
-    """Tell the model to choose the rest of its turn anew, with its queue; empty if no turn ended early."""
-    broken = find_abandoned(view)
-    if broken is None:
-        return []
-    queued = " and ".join(f"({format_config(view.space, item.config)})" for item in broken.dropped)
-    return [
-        f"trial {broken.trial} {broken.why}: choose the rest of turn {broken.turn} anew, "
-        f"up to {broken.left}{f'; its queue was {queued}, submit them again if you still want them' if queued else ''}"
     ]
 
 

@@ -21,7 +21,6 @@ from cclsearch.propose.bayes.acquisition import expected_improvement, incumbent
 from cclsearch.propose.bayes.outlook import MIN_TRIALS
 from cclsearch.propose.bayes.snapshot import (
     NEGLIGIBLE,
-    TENTH_PERCENTILE,
     SearchSnapshot,
     find_chances,
     find_gain_left,
@@ -121,11 +120,6 @@ class SurrogateTable:
     def is_promising(self, row: int) -> bool:
         """Whether it is one of the first by the surrogate's expected improvement, or by its chance to win."""
         return row in self.listed[:NUM_PROMISING] or row in self.likeliest[:NUM_PROMISING]
-
-    def sd(self, row: int) -> float:
-        """Standard deviation of the log of the predicted primary metric; 0 if it is not known."""
-        halfwidth = abs(float(np.log(self.value_N[row] / self.optimistic_N[row])))
-        return halfwidth / TENTH_PERCENTILE if np.isfinite(halfwidth) else 0.0
 
     def is_free(self, row: int) -> bool:
         """Whether the LLM may submit this row without overruling the surrogate."""

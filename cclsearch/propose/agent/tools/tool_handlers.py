@@ -175,8 +175,6 @@ class ToolHandlers(Lookups):
             expects=ExpectedOutcome({name: value for name, value in expected.items() if value is not None}),
             is_overrule=not is_free,
             rationale=one_line(redact(str(item.get("rationale") or "")), 400),
-            predicted_sd=self.table.sd(row) or None,
-            is_promising=self.table.is_promising(row),
             is_own_idea=not self.table.is_first_choice(row),
             is_repeat=is_repeat,
         )
