@@ -3,7 +3,7 @@
 The server (`cpu_serving_server.py`) is a process of its own on a port of the loopback interface; requests are sent
 over HTTP by `serving_load.py`, as to any other server.
 
-Knobs: max_num_seqs, max_num_batched_tokens, block_size, kv_cache_mib, chunked_prefill, prefix_caching, threads.
+Knobs: see `KNOBS`. The last three are those of servers with static graphs, as on embedded devices (KV-RM).
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ KNOBS = {
     "chunked_prefill": True,
     "prefix_caching": False,
     "threads": 1,
+    "batch_bucket": 1,
+    "context_bucket": 1,
+    "reserve_kv_cache": False,
 }
 """Knob -> its value in a space without it."""
 STATS = ("preemptions", "kv_cache_use_peak", "queue_mean_s", "tokens_per_step", "prefix_cache_hit_rate")

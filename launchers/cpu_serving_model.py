@@ -51,7 +51,9 @@ class PagedModel:
         self.cos, self.sin = _make_rotary(options["max_len"] + 1, self.head_dim)
         token_bytes = 2 * 4 * arch["num_layers"] * self.kv_heads * self.head_dim
         self.num_blocks = int(options["kv_cache_mib"]) * 2**20 // token_bytes // self.block_size
-        shape = (arch["num_layers"], 2, self.num_blocks, self.block_size, self.kv_heads, self.head_dim)
+        self.batch_bucket, self.context_bucket = options["batch_bucket"], options["context_bucket"]
+        # one block more than sequences get: padding writes there
+        shape = (arch["num_layers"], 2, self.num_blocks + 1, self.block_size, self.kv_heads, self.head_dim)
         self.cache = torch.zeros(shape)
 
     def _draw(self, *shape: int) -> Tensor:
@@ -63,7 +65,13 @@ class PagedModel:
         return torch.ones(size)
 
     def forward(self, chunks: Sequence[Chunk]) -> list[int]:
-        """Compute the chunks' tokens into the cache; returns the most probable next token after each chunk."""
+        """Compute the chunks' tokens into the cache; returns the most probable next token after each chunk.
+
+        The sequences with one token are padded to a multiple of `batch_bucket`, as a static graph computes them.
+        """
+        real = len(chunks)
+        padding = -sum(len(chunk.tokens) == 1 for chunk in chunks) % self.batch_bucket
+        chunks = [*chunks, *[Chunk(None, [0], 0, [self.num_blocks])] * padding]
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens])
         positions = torch.cat([torch.arange(c.start, c.start + len(c.tokens)) for c in chunks])
         blocks = torch.cat([self._find_blocks(chunk) for chunk in chunks])
@@ -100,7 +108,7 @@ class PagedModel:
             x = x + F.linear(inner, layer["down"])
         last = F.rms_norm(x[ends - 1], x.shape[-1:], self.norm)
         chosen: list[int] = F.linear(last, self.head).argmax(-1).tolist()
-        return chosen
+        return chosen[:real]
 
     def _find_blocks(self, chunk: Chunk) -> Tensor:
         """Return the block of each token of a chunk."""
@@ -112,7 +120,8 @@ class PagedModel:
         if not decodes:
             return torch.empty(0), torch.empty(0)
         used = [chunks[n].start // self.block_size + 1 for n in decodes]
-        most = max(used)
+        most = -(-max(used) * self.block_size // self.context_bucket) * self.context_bucket
+        most = -(-most // self.block_size)  # keys of so many blocks are read for every sequence
         table = torch.tensor([[*chunks[n].blocks[:u], *[0] * (most - u)] for n, u in zip(decodes, used, strict=True)])
         lengths = torch.tensor([chunks[n].start + 1 for n in decodes])
         mask = torch.arange(most * self.block_size)[None] < lengths[:, None]

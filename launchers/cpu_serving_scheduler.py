@@ -114,7 +114,7 @@ class Scheduler:
     def __init__(self, model: PagedModel, options: Mapping[str, Any]) -> None:
         self.model = model
         self.most_running, self.most_tokens = options["max_num_seqs"], options["max_num_batched_tokens"]
-        self.is_chunked = options["chunked_prefill"]
+        self.is_chunked, self.reserves = options["chunked_prefill"], options["reserve_kv_cache"]
         self.blocks = Blocks(model.num_blocks, options["block_size"], is_cached=options["prefix_caching"])
         self.waiting: list[Answer] = []
         self.running: list[Answer] = []
@@ -179,7 +179,8 @@ class Scheduler:
             if self.is_chunked:
                 length = min(length, budget)
             fits = length <= budget or not (chunks or self.is_chunked)  # a long prompt has a step of its own
-            if not fits or not self._grow(answer, answer.computed + length):
+            wanted = len(answer.sequence) + answer.left if self.reserves else answer.computed + length
+            if not fits or not self._grow(answer, wanted):
                 self.blocks.release(answer.blocks)
                 answer.blocks, answer.computed = [], 0
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,10 @@ FP8 = "fp8"
 """A precision that engines make of weights in bf16 as they load them."""
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", FP8: "bfloat16"}
 """Precision -> type of the weights in the checkpoint, as torch and the engines name it."""
+PUBLISHED = ("mxfp8", "mxfp4", "nvfp4", "fp4", "awq", "gptq", "int4", "int8")
+"""Precisions that only a checkpoint can have: engines read them from its `quantization_config`."""
+PACKED = {"U8": 2, "I8": 1, "I32": 8, "F4": 1}
+"""Type of a tensor in a checkpoint of 4 bits -> weights in one number of it."""
 SPARE_TOKENS = 8
 """Tokens beyond the longest request that the server's context holds."""
 MOST_HEADER_BYTES = 100_000_000
@@ -145,14 +150,50 @@ def write_checkpoint(folder: Path, data: Mapping[str, Any], dtype: str) -> None:
         raise MissingRequirement(f"a model with random weights could not be written: {last[:300]}")
 
 
+def render_weights(data: Mapping[str, Any], engine: str, model: str) -> list[str]:
+    """Return the options that name the weights' type. A quantized checkpoint says itself how it is quantized."""
+    precision = data["precision"]
+    dtype = "auto" if precision in PUBLISHED else DTYPES.get(precision)
+    if dtype is None:
+        raise IllegalConfig(f"{engine} serves {', '.join((*DTYPES, *PUBLISHED))} weights here, not {precision}")
+    quantized = precision == FP8 and not read_quantization(Path(model))
+    return ["--dtype", dtype, *(["--quantization", FP8] if quantized else [])]
+
+
+def read_quantization(folder: Path) -> Mapping[str, Any]:
+    """Return the checkpoint's `quantization_config`; empty if it has none, or if its folder is not here."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found.get("quantization_config") or (found.get("text_config") or {}).get("quantization_config") or {}
+
+
+def describe_checkpoint(asked: str) -> dict[str, Any]:
+    """Return weights and precision of the quantized checkpoint that is served; empty if it is not quantized."""
+    folder = Path(os.environ.get(MODEL, "")).expanduser()
+    quantization = read_quantization(folder) if os.environ.get(MODEL) else {}
+    if not quantization:
+        return {}
+    bits = 4 if re.search(r'fp4|"(num_)?bits": 4|awq', json.dumps(quantization).lower()) else 8
+    fits = bits == (8 if asked in (FP8, "mxfp8", "int8") else 4)
+    return {"num_params": count_checkpoint(folder), "precision": asked if fits else f"{bits} bits"}
+
+
+SCALES = ("scale", "scales", "scale_inv", "qzeros", "g_idx", "zero_point", "weight_shape", "scale_2")
+"""Ends of the names of tensors in quantized checkpoints that hold no weights."""
+
+
 def count_checkpoint(folder: Path) -> int | None:
-    """Return the numbers in the checkpoint's safetensors files, by their headers; None if it has none."""
-    total = 0
+    """Return the weights in the checkpoint's safetensors files, by their headers; None if it has none."""
+    total, packed = 0, PACKED if read_quantization(folder) else {}
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             if size > MOST_HEADER_BYTES:
                 raise MissingRequirement(f"{path} is not a safetensors file: its header would have {size} bytes")
             header = json.loads(file.read(size))
-        total += sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+        skipped = ("__metadata__", *(SCALES if packed else ()))
+        own = (each for name, each in header.items() if not name.endswith(skipped))
+        total += sum(math.prod(each["shape"]) * packed.get(each.get("dtype"), 1) for each in own)
     return total or None

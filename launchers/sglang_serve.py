@@ -37,11 +37,13 @@ from serving_model import (
     NO_OPTION,
     count_checkpoint,
     count_nodes,
+    describe_checkpoint,
     find_checkpoint,
     find_max_len,
     list_launch_notes,
     name_model,
     place_server,
+    render_weights,
     require_whole_nodes,
     write_checkpoint,
 )
@@ -116,20 +118,16 @@ def is_on_cpu(data: Mapping[str, Any]) -> bool:
 
 def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list[str]:
     """Return the command of the server, without the interpreter."""
-    dtype = DTYPES.get(data["precision"])
-    if dtype is None:
-        raise IllegalConfig(f"sglang serves {', '.join(DTYPES)} weights here, not {data['precision']}")
+    weights = render_weights(data, "sglang", model)
     require_whole_nodes(data, spreads_replicas=False, whole_stages=True)
     words = [
         "-m",
         "sglang.launch_server",
         "--model-path",
         model,
-        "--dtype",
-        dtype,
+        *weights,
         *(ON_CPU if is_on_cpu(data) else ()),
     ]
-    words += ["--quantization", FP8] if data["precision"] == FP8 else []
     words += ["--random-seed", str(data["seed"]), "--host", "127.0.0.1", "--port", str(port)]
     return [*words, "--context-length", str(find_max_len(data)), *render_options(data["config"])]
 
@@ -166,7 +164,12 @@ def serve(trial: Trial) -> None:
 
     def describe(server: Server) -> Mapping[str, Any]:
         memory = {"memory_kind": "rss", "peak_memory_bytes": [peak_resident(server)]} if is_on_cpu(trial.data) else {}
-        return {**describe_server(server), **memory, "num_params": count_checkpoint(folder)}
+        return {
+            **describe_server(server),
+            **memory,
+            "num_params": count_checkpoint(folder),
+            **describe_checkpoint(trial.data["precision"]),
+        }
 
     serve_trial(trial, command, EngineCounters(COUNTERS).read, describe, api=SGLANG, port_names=(MASTER,))
 

@@ -38,12 +38,16 @@ from serving_model import (
     LAUNCH_PORT,
     MODEL,
     NO_OPTION,
+    PUBLISHED,
     count_nodes,
+    describe_checkpoint,
     describe_model,
+    find_checkpoint,
     find_max_len,
     list_launch_notes,
     name_model,
     place_server,
+    render_weights,
     require_whole_nodes,
 )
 from serving_run import Command, EngineCounters, Server, Share, peak_resident, serve_trial
@@ -137,13 +141,10 @@ def render_nodes(num_nodes: int, node: int | str, host: str, ports: Mapping[str,
 
 def render_command(data: Mapping[str, Any], model: str, port: int | str) -> list[str]:
     """Return the command of the server, without the interpreter."""
-    dtype = DTYPES.get(data["precision"])
-    if dtype is None:
-        raise IllegalConfig(f"vllm serves {', '.join(DTYPES)} weights, not {data['precision']}")
+    weights = render_weights(data, "vllm", model)
     require_whole_nodes(data, spreads_replicas=True)
     check_step(data["config"], find_max_len(data))
-    words = ["serve", model, "--served-model-name", "model", "--dtype", dtype, "--seed", str(data["seed"])]
-    words += ["--quantization", FP8] if data["precision"] == FP8 else []
+    words = ["serve", model, "--served-model-name", "model", *weights, "--seed", str(data["seed"])]
     words += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(find_max_len(data))]
     return words + render_options(data["config"])
 
@@ -198,6 +199,8 @@ def prepare(trial: Trial) -> tuple[str, list[str]]:
     os.environ |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if (kv_cache := trial.config.get(KV_CACHE_GIB)) is not None:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache)
+    if trial.data["precision"] in PUBLISHED:
+        find_checkpoint()
     model, more = os.environ.get(MODEL, ""), ["--worker-extension-cls", "vllm_worker.DescribesWorker"]
     if not model:
         folder = trial.folder / "model"
@@ -225,7 +228,7 @@ def measure(
         trial,
         command,
         EngineCounters(counters).read,
-        lambda server: describe_server(server, split, copies),
+        lambda server: {**describe_server(server, split, copies), **describe_checkpoint(trial.data["precision"])},
         read_joules=None if on_cpu else read_joules,
         port_names=port_names,
     )

@@ -360,6 +360,7 @@ def test_the_small_servers_own_scheduler_does_the_same(blocks, is_chunked, budge
     options = {
         "max_num_seqs": 6, "max_num_batched_tokens": budget, "block_size": 4, "chunked_prefill": is_chunked,
         "prefix_caching": False,
+        "reserve_kv_cache": False,
     }  # fmt: skip
     server = scheduler.Scheduler(CountedSteps(blocks), options)
     unsent, number_of, begun, end, now = list(range(40)), {}, set(), {}, 0.0

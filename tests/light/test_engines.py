@@ -227,3 +227,34 @@ def test_the_load_generator_asks_sglangs_own_interface(port, load):
     records, _ = module.run_load(target, module.Load(0, planned, 2, seed=1))
     assert [record.error for record in records] == [""] * 3
     assert {(r.output_tokens, len(r.token_times_s), r.first_token_id) for r in records} == {(5, 5, 0)}
+
+
+QUANTIZED = {
+    "mxfp4": ({"quant_method": "mxfp4"}, {"w_blocks": ("U8", [2, 8, 16]), "w_scales": ("U8", [2, 8])}, 512),
+    "awq": ({"quant_method": "awq", "bits": 4}, {"a.qweight": ("I32", [8, 2]), "a.qzeros": ("I32", [1, 2])}, 128),
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"},
+              {"a.weight": ("U8", [4, 8]), "a.weight_scale": ("F8_E4M3", [4, 1]), "b.bias": ("BF16", [4])}, 68),
+    "int4": ({"quant_method": "compressed-tensors", "config_groups": {"0": {"weights": {"num_bits": 4}}}},
+             {"a.weight_packed": ("I32", [4, 2]), "a.weight_shape": ("I64", [2])}, 64),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]},
+            {"a.weight": ("F8_E4M3", [4, 8]), "a.weight_scale_inv": ("F32", [1, 1])}, 32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", QUANTIZED)
+def test_a_checkpoint_as_published_is_served_as_it_is_and_counted_by_its_weights(
+    load, tmp_path, monkeypatch, precision
+):
+    config, tensors, weights = QUANTIZED[precision]
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    header = json.dumps({name: {"dtype": kind, "shape": shape} for name, (kind, shape) in tensors.items()}).encode()
+    (tmp_path / "m.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    module = load("serving_model")
+    monkeypatch.setenv(module.MODEL, str(tmp_path))
+    assert module.describe_checkpoint(precision) == {"num_params": weights, "precision": precision}
+    other = "fp8" if precision != "fp8" else "mxfp4"
+    assert module.describe_checkpoint(other)["precision"] in ("4 bits", "8 bits"), "another precision was asked"
+    for engine in ("vllm_serve", "sglang_serve"):
+        words = load(engine).render_command(make_data({}, precision=precision), str(tmp_path), 1)
+        assert "--quantization" not in words, "the checkpoint itself says how it is quantized"
+    assert "--quantization" in load("vllm_serve").render_command(make_data({}, precision="fp8"), "org/name", 1)

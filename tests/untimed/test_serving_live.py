@@ -91,7 +91,8 @@ def answer_all(parts: Any, prompts: list[list[int]], **options: Any) -> tuple[li
     scheduler, model = parts
     usual = {
         "max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 4, "kv_cache_mib": 1, "chunked_prefill": True,
-        "prefix_caching": False, "arch": ARCH, "seed": 0, "max_len": 64,
+        "prefix_caching": False, "batch_bucket": 1, "context_bucket": 1, "reserve_kv_cache": False,
+        "arch": ARCH, "seed": 0, "max_len": 64,
     }  # fmt: skip
     given = {**usual, **options}
     engine = scheduler.Scheduler(model.PagedModel(given), given)
@@ -111,6 +112,7 @@ def test_no_knob_of_the_server_changes_its_answers(parts):
     for options in (
         {}, {"chunked_prefill": False}, {"prefix_caching": True}, {"block_size": 16}, {"max_num_batched_tokens": 5},
         {"chunked_prefill": False, "prefix_caching": True}, {"max_num_seqs": 2},
+        {"batch_bucket": 8, "context_bucket": 32}, {"reserve_kv_cache": True},
     ):  # fmt: skip
         assert answer_all(parts, prompts, **options)[0] == alone, options
     for options in ({"num_blocks": 13}, {"num_blocks": 13, "prefix_caching": True}):
