@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,8 +16,11 @@ from cclsearch.card.model import make_model
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, read_job_json
 from cclsearch.core.text import guess_name, one_line
+from cclsearch.core.yaml_file import read_yaml
 
 CONFIG_FILE = "config.json"
+CHECKPOINTS = Path(__file__).with_name("checkpoints.yaml")
+"""Formats and blocks of quantized checkpoints."""
 MAX_BYTES = 4 * 2**20
 _NESTED = ("text_config", "language_config", "llm_config")
 """Sections with the language model of a model with vision."""
@@ -59,7 +63,8 @@ def read_hf_model(path: Path) -> dict[str, Any]:
     file = path / CONFIG_FILE if path.is_dir() else path
     config = _read_config(file)
     nested: Mapping[str, Any] = next((config[name] for name in _NESTED if isinstance(config.get(name), Mapping)), {})
-    config = {**({} if nested else config), **nested, **{k: config[k] for k in ("_name_or_path",) if k in config}}
+    whole = ("_name_or_path", "quantization_config")
+    config = {**({} if nested else config), **nested, **{k: config[k] for k in whole if k in config}}
     name = str(config.get("_name_or_path") or "") or file.absolute().parent.name
     called = one_line(str(config.get("model_type", "")).strip(), 40)
     family = load_families().find(called)
@@ -73,8 +78,23 @@ def read_hf_model(path: Path) -> dict[str, Any]:
         "moe": model.moe is not None,
         "model_family": one_line((name or called).rstrip("/").split("/")[-1], 80),
         "precision": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, "bf16"),
+        **_read_quantization(config, file),
         "model_arch": {"num_params": count_parameters(model.model_copy(update={"mtp_layers": None})), **arch},
     }
+
+
+def _read_quantization(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return precision and blocks of a quantized checkpoint, the narrowest of several; empty if it is not quantized."""
+    if not (given := config.get("quantization_config")):
+        return {}
+    text = json.dumps(given, sort_keys=True).lower()
+    formats = read_yaml(CHECKPOINTS)["formats"]
+    precision = next((each["precision"] for each in formats if re.search(each["config"], text)), None)
+    if precision is None:
+        raise UserError(f"{file}: quantization_config {one_line(text, 80)!r} is not known: write the card by hand")
+    blocks = re.search(r'"(?:weight_block_size|block_structure)": \[(\d+)|"group_size": (\d+)', text)
+    block = int(blocks[1] or blocks[2]) if blocks and precision != "mxfp4" else 0
+    return {"precision": precision, "weight_block": block}
 
 
 def _explain(called: str, name: str, shape: Mapping[str, int]) -> str:

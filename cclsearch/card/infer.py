@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,12 +102,17 @@ def _infer_lengths(values: dict[str, Any]) -> Iterator[FieldProblem]:
         yield infer(values, "seq_len", sum(given), "input_len + output_len")
 
 
+@cache
+def _read_checkpoints() -> list[dict[str, Any]]:
+    return list(read_yaml(Path(__file__).with_name("checkpoints.yaml"))["checkpoints"])
+
+
 def _infer_blocks(values: dict[str, Any], data: Mapping[str, Any]) -> Iterator[FieldProblem]:
     """The blocks of a published checkpoint, by its name."""
     if "weight_block" in values or "precision" not in values:
         return
     names = [values.get("model_family", ""), *(look_up(data, place) for place in _ADDRESSES)]
-    for known in read_yaml(Path(__file__).with_name("checkpoints.yaml"))["checkpoints"]:
+    for known in _read_checkpoints():
         name = next((each for each in names if isinstance(each, str) and re.search(known["name"], each.lower())), None)
         if name is not None and values["precision"] in known["precisions"]:
             if known["weight_block"]:

@@ -182,3 +182,40 @@ def test_the_command_prints_or_writes_the_card(tmp_path, cli):
     assert main(["card", "from-hf", str(tmp_path / "none")]) == 2
     assert main(["space", "--workload", str(out)]) == 2
     assert "states no hardware and no batch_size and no seq_len: give" in cli.out(["card", "check", str(out)])
+
+
+INT4 = {"weights": {"num_bits": 4, "type": "int", "group_size": 32, "strategy": "group"}}
+FLOAT8 = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel", "group_size": None}}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "precision", "block"),
+    [
+        ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "mxfp4", 0),
+        ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, "fp8", 128),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, "awq", 128),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False}, "gptq", 64),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, "nvfp4", 16),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8", 0),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": FLOAT8}}, "fp8", 0),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": FLOAT8, "group_1": INT4}}, "int4", 32),
+    ],
+)
+def test_a_quantized_checkpoint_says_its_precision_and_blocks(tmp_path, quantization, precision, block):
+    model = read_hf_model(write(tmp_path, LLAMA | {"quantization_config": quantization}))
+    assert (model["precision"], model["weight_block"]) == (precision, block)
+    with pytest.raises(UserError, match=r"quantization_config .*tq1_0.* is not known"):
+        read_hf_model(write(tmp_path, LLAMA | {"quantization_config": {"quant_method": "tq1_0"}}))
+
+
+def test_a_published_checkpoint_has_the_blocks_of_its_name():
+    def blocks(name: str, precision: str) -> int:
+        model = {"phase": "inference", "model_family": name, "precision": precision}
+        hardware = {"xpu_spec": {"model": "nvidia_h100", "memory_gb": 80, "total_count": 8, "count_per_node": 8}}
+        workload = {"model": model, "data": {"batch_size": 1, "input_len": 8, "output_len": 8}, "hardware": hardware}
+        return card_from_mapping({"workload": workload}, "c").weight_block
+
+    assert blocks("Qwen/Qwen3-30B-A3B-FP8", "fp8") == blocks("deepseek-ai/DeepSeek-R1", "fp8") == 128
+    assert blocks("Qwen/Qwen3-32B-AWQ", "awq") == 128
+    assert blocks("Qwen/Qwen3-32B", "fp8") == blocks("Qwen/Qwen3-30B-A3B-FP8", "bf16") == 0
+    assert blocks("openai/gpt-oss-120b", "mxfp4") == 0
