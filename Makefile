@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-layouts test-frameworks test-vllm test-sglang test-gpu gpu-bundle check lint types format docs screenshots bench fuzz-native clean
+.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-layouts test-frameworks test-vllm test-sglang test-soak test-gpu gpu-bundle check lint types format docs screenshots bench fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -63,6 +63,10 @@ test-vllm: $(VENV)/.installed-dev  ## install vLLM's CPU build (3.7 GB, its own 
 test-sglang: $(VENV)/.installed-dev  ## install SGLang without its kernels for GPUs (3.3 GB, its own environment) and serve with it
 	$(BIN)/python tests/sglang/install.py .venv-sglang
 	CCL_SGLANG_PYTHON="$(CURDIR)/.venv-sglang/bin/python" $(PYTEST) -n 0 tests/named/test_sglang.py
+
+test-soak: $(VENV)/.installed-dev  ## ledgers of up to a million events, and 200 interruptions of searches (half an hour)
+	$(PYTEST) -n 0 -s tests/named/test_large_ledgers.py
+	$(BIN)/python benchmarks/reliability.py --moments 200 --together 10
 
 docs: $(VENV)/.installed-dev  ## the site of the documentation, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet --site-dir site

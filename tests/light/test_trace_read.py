@@ -204,6 +204,44 @@ def test_an_nsys_export_gives_one_table_per_process(tmp_path):
     assert table.collectives[table.coll_id[row]].kind == CollectiveKind.ALL_TO_ALL
 
 
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+HIDDEN = f"ALTER TABLE {KERNELS} RENAME TO hidden"
+
+
+@pytest.mark.parametrize(
+    ("statements", "status"),
+    [
+        ([f"UPDATE {KERNELS} SET start = 'abc', end = x'00ff'"], "partial"),
+        ([f"UPDATE {KERNELS} SET end = start - 1"], "partial"),
+        ([f"UPDATE {KERNELS} SET start = 1e308 WHERE rowid = 1"], "partial"),
+        (["UPDATE StringIds SET value = printf('%.*c', 20000000, 'x')"], "not_available"),
+        (["CREATE TRIGGER t AFTER INSERT ON StringIds BEGIN DELETE FROM StringIds; END"], "ok"),
+        ([HIDDEN, f"CREATE VIEW {KERNELS} AS SELECT *, writefile('owned', 'x') FROM hidden"], "not_available"),
+        ([HIDDEN, f"CREATE VIEW {KERNELS} AS SELECT *, load_extension('owned') FROM hidden"], "not_available"),
+        (
+            [
+                HIDDEN,
+                f"CREATE VIEW {KERNELS} AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+                " SELECT hidden.* FROM hidden, n",
+            ],
+            "not_available",
+        ),
+    ],
+)
+def test_a_hostile_nsys_export_runs_nothing_and_rows_that_cannot_be_are_named(
+    tmp_path, monkeypatch, statements, status
+):
+    monkeypatch.chdir(tmp_path)
+    path = write.write_nsys(tmp_path / "report.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+    found = read_traces(path, use_cache=False)
+    assert (found.status, not (tmp_path / "owned").exists()) == (status, True)
+    assert ("report.sqlite" in found.message) == (status != "ok")
+
+
 @pytest.mark.parametrize(
     ("statement", "message"),
     [("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL", ""), ("BEGIN EXCLUSIVE", "locked")],

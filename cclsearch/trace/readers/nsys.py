@@ -10,14 +10,14 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from cclsearch.trace.events import DeviceInfo, EventTable, Kind, Reason
 from cclsearch.trace.readers.columns import positive_int
-from cclsearch.trace.readers.stream import ReadLimits, TraceError
+from cclsearch.trace.readers.stream import ReadLimits, TraceError, list_faults
 from cclsearch.trace.readers.table_builder import NsysRow, build_nsys_table
 
 _KERNEL, _MEMCPY, _MEMSET = (f"CUPTI_ACTIVITY_KIND_{name}" for name in ("KERNEL", "MEMCPY", "MEMSET"))
@@ -30,6 +30,7 @@ _PROCESS_MASK = ~0xFFFFFF
 _MAX_QUERY_S = 1800.0
 _BATCH = 50_000
 _LOCK_WAIT_S = 1.0
+_MAX_VALUE_BYTES = 16 << 20
 
 
 @dataclass
@@ -39,6 +40,8 @@ class _Export:
     connection: sqlite3.Connection
     columns: dict[str, tuple[str, ...]]
     strings: dict[int, str] = field(default_factory=dict)
+    num_bad: int = 0
+    """Rows of devices whose times cannot be."""
 
     def read(self, table: str, *wanted: str) -> Iterator[tuple[Any, ...]]:
         """Yield these columns of all rows; None for a column missing in this version, nothing without the table."""
@@ -56,6 +59,8 @@ class _Export:
             start, end = row[:2]
             if isinstance(start, int) and isinstance(end, int) and 0 <= start <= end < 2**62:
                 yield row
+            else:
+                self.num_bad += table in (_KERNEL, _MEMCPY, _MEMSET)
 
 
 def read_nsys(path: Path, limits: ReadLimits) -> tuple[EventTable, ...]:
@@ -85,6 +90,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         if "locked" in str(error) or path.with_name(path.name + "-wal").exists():
             raise
         connection = sqlite3.connect(f"{location}?immutable=1", uri=True)  # the folder cannot be written
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     started = time.monotonic()
     connection.set_progress_handler(lambda: time.monotonic() - started > _MAX_QUERY_S, 1_000_000)
@@ -132,7 +138,7 @@ def _read(file: _Export, path: Path, limits: ReadLimits) -> tuple[EventTable, ..
         host = next(iter(by_process.values()), []) if is_one_process else by_process.get(process, [])
         device = infos.get(ordinal, DeviceInfo(ordinal))
         tables.append(build_nsys_table(rows, host, device, base_ns=base_ns, source=path.name))
-    return tuple(tables)
+    return tuple(replace(table, reasons=list_faults(is_complete=True, num_bad=file.num_bad)) for table in tables)
 
 
 def _check_tables(file: _Export) -> None:
