@@ -32,7 +32,7 @@ from cclsearch.record.event import (
     TrialRevised,
     explain_bad_lines,
 )
-from cclsearch.record.trial import Trial
+from cclsearch.record.trial import Trial, TrialState
 from cclsearch.record.trial_table import ClusterWindows, TrialTable
 from cclsearch.scoring.outcome import Outcome
 from cclsearch.stats.drift import WindowRatio
@@ -98,7 +98,6 @@ class RunState:
     _own_baselines: set[int] = field(default_factory=set)
     """Trials of the configuration that the user compares with: more than one only after infrastructure failures."""
     _infrastructure_failures: list[int] = field(default_factory=list)
-    _unjudged: dict[int, None] = field(default_factory=dict)
     # It happens if copies of a run are continued separately and their ledgers merged.
     _contested: set[int] = field(default_factory=set)
     """Running trials with two proposals of different configurations, until a resume."""
@@ -152,7 +151,7 @@ class RunState:
     @property
     def unjudged(self) -> list[Trial]:
         """Trials that could not be judged; they are not proposed again, because they can still be judged."""
-        return [self.trials[number] for number in self._unjudged]
+        return list(self.trials.select(TrialState.UNJUDGED))
 
     @property
     def infrastructure_failures(self) -> list[Trial]:
@@ -297,9 +296,6 @@ class RunState:
         self.num_spent += costs - before.costs_budget
         self.trials.finish(number, outcome, costs_budget=costs)
         self.windows.take(number, outcome)
-        self._unjudged.pop(number, None)
-        if is_unjudged:
-            self._unjudged[number] = None
         if is_revised:
             self.ranked = [n for n in self.trials.finish_order if self.trials.briefs[n].loss is not None]
             self._baseline = self._find_baseline()

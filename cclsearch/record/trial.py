@@ -117,10 +117,8 @@ def fold_trial(events: Iterable[Event]) -> Trial:
 
 def fold_event(trial: Trial | None, event: Event) -> Trial | None:
     """Return the trial after its next event; None before its proposal."""
-    return _open(event) if isinstance(event, TrialProposed) else _apply(trial, event)
-
-
-def _open(event: TrialProposed) -> Trial:
+    if not isinstance(event, TrialProposed):
+        return None if trial is None else _apply(trial, event)
     return Trial(
         number=event.trial,
         config=event.config,
@@ -134,9 +132,7 @@ def _open(event: TrialProposed) -> Trial:
     )
 
 
-def _apply(trial: Trial | None, event: Event) -> Trial | None:
-    if trial is None:
-        return None
+def _apply(trial: Trial, event: Event) -> Trial:
     match event:
         case TrialSubmitting():
             return _change(
