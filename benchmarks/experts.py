@@ -12,30 +12,30 @@ from __future__ import annotations
 import argparse
 import csv
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cclsearch.card.model import Card, Hardware, ModelArch, MoEArch
+from cclsearch.card.model import Card, Hardware, KnobDeclaration, ModelArch, MoEArch
+from cclsearch.core.errors import UserError
+from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
+from cclsearch.core.yaml_file import read_yaml
 from cclsearch.recording.load import find_recordings, load_recording
+from cclsearch.space.build import explain_config
+from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Knob, Space, space_from_rows
 from cclsearch.stats.closed_form import LIKELY
 from cclsearch.tasks.training.prediction import Priors, load_priors, make_predictor, read_priors
 
 CHECKPOINTING = ("none", "selective", "0.6", "0.8", "full")
 """What a source may have used that does not say it: nothing, what is cheap, shares of the activations, everything."""
-MEMORY_GIB = {"a100-80": 80, "h100": 80, "h200": 141, "b200": 180, "b300": 270, "gb200": 186, "gb300": 279}
-MEMORY_GIB |= {"tpu-v5p": 95, "tpu-v6e": 32, "tpu-v7": 192}
-"""GiB of one accelerator; 96 for the H100 of which the table says so."""
-PER_NODE = {"gb200": 72, "gb300": 72}
-"""Accelerators that NVLink connects, of machines with more than the 8 of a node; TPU slices apart."""
-
-PRECISIONS = {"nvfp4": "fp4", "fp8": "fp8", "float8": "fp8", "bf16": "bf16"}
-"""Part of a precision's name in the table -> the dtype of the linear layers."""
+TABLE = read_yaml(Path(__file__).with_suffix(".yaml"))
+"""What the columns of the table mean, and what of it no space has."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Published:
     label: str
     peak_gib: float
     """NaN if unknown."""
+    row: Mapping[str, str] = field(compare=False)
+    """The line of the table."""
 
     @property
     def space(self) -> Space:
@@ -103,7 +105,9 @@ def _read_row(number: int, row: Mapping[str, str], model: Mapping[str, str]) -> 
     seconds = float(row["step_time_s"] or row["step_time_s_derived"] or "nan")
     label = f"{row['model']} {row['accelerator']} x{ranks} {row['precision']}"
     card = _make_card(row, model, accelerator, ranks, batch)
-    return Published(number, row["source_repo"], card, configs, seconds, label, _peak_gib(row["memory_per_device"]))
+    return Published(
+        number, row["source_repo"], card, configs, seconds, label, _peak_gib(row["memory_per_device"]), row
+    )
 
 
 def _peak_gib(text: str) -> float:
@@ -116,7 +120,7 @@ def _make_card(row: Mapping[str, str], model: Mapping[str, str], accelerator: st
         accelerator=accelerator,
         num_accelerators=ranks,
         accelerators_per_node=_per_node(accelerator, ranks),
-        memory_gib=96 if "96GB" in row["accelerator"] else MEMORY_GIB[accelerator],
+        memory_gib=96 if "96GB" in row["accelerator"] else TABLE["memory_gib"][accelerator],
     )
     network = re.search(r"network (\d+) Gbps", row["other_flags"])
     if network:
@@ -191,12 +195,12 @@ def _accelerator(name: str) -> str:
 
 
 def _per_node(accelerator: str, ranks: int) -> int:
-    return min(ranks, ranks if accelerator.startswith("tpu") else PER_NODE.get(accelerator, 8))
+    return min(ranks, ranks if accelerator.startswith("tpu") else TABLE["per_node"].get(accelerator, 8))
 
 
 def _precision(text: str) -> str:
     lower = text.lower()
-    return next(short for name, short in PRECISIONS.items() if name in lower)
+    return next(short for name, short in TABLE["dtypes"].items() if name in lower)
 
 
 def _zero_stage(row: Mapping[str, str]) -> int:
@@ -258,10 +262,9 @@ def print_table(columns: Mapping[str, Sequence[float]], published: Sequence[Publ
     """Print the median error and the median ratio of each prediction, of all rows and by repository and accelerator."""
     print(f"{'median error and predicted / published':<44}{'rows':>5}" + "".join(f"{name:>22}" for name in columns))
     groups: dict[str, list[int]] = {"all": list(range(len(published)))}
-    for n, row in enumerate(published):
-        groups.setdefault(row.source, []).append(n)
-    for n, row in enumerate(published):
-        groups.setdefault(row.card.hardware.accelerator, []).append(n)
+    for find in (lambda row: row.source, lambda row: row.card.hardware.accelerator):
+        for n, row in enumerate(published):
+            groups.setdefault(find(row), []).append(n)
     for name, rows in groups.items():
         errors = [find_error([values[n] for n in rows], [published[n] for n in rows]) for values in columns.values()]
         cells = "".join(f"{f'{error:.3f}  {ratio:.2f}':>22}" for error, ratio in errors)
@@ -289,6 +292,30 @@ def predict_memory(row: Published, priors: Priors) -> tuple[float, float]:
     return float(gib[0]), float(fits[0])
 
 
+def find_missing(row: Published) -> str:
+    """Return why no space, extended by `--knob` and `alternative_precisions`, has a row; empty if one has it."""
+    stated, reasons = " ".join(row.row.values()).lower(), []
+    if found := [why for pattern, why in TABLE["missing"].items() if re.search(pattern.lower(), stated)]:
+        return str(found[0])
+    framework = load_framework(TABLE["frameworks"].get(row.row["framework"], "megatron"))
+    texts, given = TABLE["precisions"].items(), row.row["precision"].lower()
+    precision = next((name for part, name in texts if re.search(part, given)), row.card.precision)
+    levers = {k: v for part, own in TABLE["levers"].items() if part in row.row["other_flags"] for k, v in own.items()}
+    numerics = tuple(
+        f"{knob.name}={levers[knob.name]}" for knob in framework.levers if knob.numerics & (knob.name in levers)
+    )
+    card = row.card.model_copy(update={"precision": precision, "alternative_precisions": numerics})
+    for config in row.configs:
+        asked = {k.name: {**config, **levers}[k.name] for k in framework.all_knobs if k.name in {**config, **levers}}
+        extra = [KnobDeclaration(name=name, choices=(value,)) for name, value in asked.items()]
+        try:
+            framework.require_buildable(card)
+            reasons.append(", ".join(v.rule for v in explain_config(card, framework, asked, extra) if v.ok is False))
+        except UserError as error:
+            return one_line(str(error), 110)
+    return min(reasons, key=len)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experts", type=Path)
@@ -299,6 +326,9 @@ def main() -> None:
     recordings = [load_recording(path) for folder in args.landscapes for path in find_recordings(folder)]
     columns = {"source left out": predict_held_out(published, recordings)}
     print_table(columns, published)
+    counts = Counter(map(find_missing, published))
+    print(f"\nin the default or extended space of a shipped framework: {counts.pop('')} of {len(published)}")
+    print("\n".join(f"{count:>5}  {why}" for why, count in counts.most_common()))
     print_memory(published, read_published(args.experts, args.models, peaks=True))
 
 

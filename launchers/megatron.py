@@ -41,7 +41,7 @@ def show_launch(data: Mapping[str, Any]) -> LaunchForm:
     return LaunchForm(
         title="Megatron-LM",
         command=[*torchrun_words(data), "pretrain_gpt.py", *render_options(data)],
-        environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        environment={} if data["config"].get("zero_stage") == 3 else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
         checked="each option is in megatron.options.txt, which says which Megatron Core 0.19.2 parses",
         notes=(
             *torchrun_notes(data),
@@ -154,6 +154,9 @@ def _parallelism(data: Mapping[str, Any]) -> list[str]:
         words += ["--recompute-modules", *str(modules).split("+")]
     switches = {"sequence_parallel": "--sequence-parallel", "zero_stage": "--use-distributed-optimizer"}
     words += [option for knob, option in switches.items() if config.get(knob)]
+    if int(config.get("zero_stage", 0)) == 3:
+        words += ["--use-megatron-fsdp", "--data-parallel-sharding-strategy", "optim_grads_params"]
+        words += ["--ckpt-format", "fsdp_dtensor"]
     if config.get("rank_order") == "tp-pp-dp":
         words.append("--use-tp-pp-dp-mapping")
     return words + _pipeline(config, data["arch"]["num_layers"], data.get("stage_layers", ()))
@@ -273,7 +276,8 @@ def train(trial: Trial) -> None:
             " set it in the profile's `environment`"
         )
     sys.path[:] = [root, *(path for path in sys.path if Path(path or ".").resolve() != Path(HERE))]
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if int(trial.config.get("zero_stage", 0)) != 3:  # Megatron FSDP asserts that it is not 1
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     from megatron.training import training
 
     models: list[Any] = []

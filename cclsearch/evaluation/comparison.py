@@ -113,12 +113,12 @@ class TrialComparison:
         """
         self._read(state)
         *_, kind = self._kinds(trial)
-        if (changes := self._changes(trial.config)) and self._max_deviation and trial.outcome is not None:
-            tried = self._num_references.get(kind, 0)
-            if self._judge_numerics(trial, trial.outcome) is None and tried < MAX_RECOMPUTATIONS:
-                text = f"trains as trial {trial.number} without {', '.join(changes)}, on equal data and weights"
-                own = self._framework.undo_numerics(self._spec.card, trial.config)
-                return Proposal(own, "reference", text)
+        changes, tried = self._changes(trial.config), self._num_references.get(kind, 0)
+        is_bounded = bool(self._spec.card.max_loss_deviation or self._agreement.max_deviation)
+        is_open = changes and is_bounded and tried < MAX_RECOMPUTATIONS and trial.outcome is not None
+        if is_open and self._judge_numerics(trial, trial.outcome) is None:
+            text = f"trains as trial {trial.number} without {', '.join(changes)}, on equal data and weights"
+            return Proposal(self._framework.undo_numerics(self._spec.card, trial.config), "reference", text)
         if len(state.losses_by_config()) < MIN_COMPARED or trial.outcome is None:
             return None
         ballot = self._ballots.get(kind)
@@ -174,28 +174,22 @@ class TrialComparison:
         own = self._framework.undo_numerics(self._spec.card, config)
         return [f"{name}={format_knob_value(value)}" for name, value in config.items() if own[name] != value]
 
-    @property
-    def _max_deviation(self) -> float:
-        return self._spec.card.max_loss_deviation or self._agreement.max_deviation
-
     def _judge_numerics(self, trial: Trial, outcome: Outcome) -> Verdict | None:
         """Return whether other numbers than the card's keep its losses; None without a trial to compare with."""
-        limit, config = self._max_deviation, self._framework.undo_numerics(self._spec.card, trial.config)
-        own = replace(trial, config=config, outcome=outcome)
-        votes = list(self._votes(trial, outcome).values()) if limit and config != trial.config else []
-        for kind, vote in reversed(list(zip(self._kinds(own), votes, strict=False))):
-            ballot = self._ballot(kind)
-            others = [v for group in ballot.groups for v in group.votes]
-            if math.isinf(ballot.bound):  # weights may depend on the layout
-                others = [v for v in others if self._configs[v.trial] == own.config]
-            if others:
-                found = vote.deviate(others[0])
+        limit = self._spec.card.max_loss_deviation or self._agreement.max_deviation
+        own = replace(trial, config=self._framework.undo_numerics(self._spec.card, trial.config), outcome=outcome)
+        if not limit or own.config == trial.config:
+            return None
+        for kind, vote in reversed(list(zip(self._kinds(own), self._votes(trial, outcome).values(), strict=False))):
+            votes, is_free = [v for g in self._ballot(kind).groups for v in g.votes], math.isinf(self._bound(kind))
+            # where the framework promises nothing, weights may depend on the layout
+            for other in (v for v in votes if not is_free or self._configs[v.trial] == own.config):
+                size, what = vote.deviate(other).size, f"{self._agreement.values} have a {self._agreement.deviation}"
                 detail = (
-                    f"with {', '.join(self._changes(trial.config))}, its {self._agreement.values} have a"
-                    f" {self._agreement.deviation} of {found.size:.1e} from those of trial {others[0].trial}, which has"
-                    f" the card's {kind.partition(' ')[0]}; at most {limit:.1e} is allowed (max_loss_deviation)"
+                    f"with {', '.join(self._changes(trial.config))}, its {what} of {size:.1e} from those of trial"
+                    f" {other.trial} in {kind.partition(' ')[0]}; at most {limit:.1e} is allowed (max_loss_deviation)"
                 )
-                return Verdict(rule=self._agreement.rule, ok=found.size <= limit, detail=detail)
+                return Verdict(rule=self._agreement.rule, ok=size <= limit, detail=detail)
         return None
 
     def _bound(self, kind: str) -> float:

@@ -309,25 +309,21 @@ def open_levers(writer: RunWriter, session: Session, *, at_trial: int) -> Sessio
 
     Nothing changes while the best is one near which they vary already, and if no lever is left.
     """
-    state = writer.state
-    is_off = session.spec.recording is not None or not load_framework(session.spec.framework).levers
-    if (
-        is_off
-        or not session.spec.limits.levers
-        or state.best is None
-        or state.num_spent < at_trial
-        or state.num_growths >= MAX_GROWTHS
-    ):
+    state, spec = writer.state, session.spec
+    has_levers = spec.limits.levers and spec.recording is None and load_framework(spec.framework).levers
+    if not has_levers or state.best is None or state.num_spent < at_trial or state.num_growths >= MAX_GROWTHS:
         return session
     losses = state.losses_by_config()
     best = sorted(losses, key=lambda config: min(losses[config]))[:NUM_BASES]
     try:
-        if best[0] in session.spec.bases:
-            return session
-        return _grow(writer, session, plan_levers(read_spec(writer.folder), state.growth, best))
+        return (
+            session
+            if best[0] in spec.bases
+            else _grow(writer, session, plan_levers(read_spec(writer.folder), state.growth, best))
+        )
     except UserError:  # none is left, or the space would be too large
-        limits = session.spec.limits.model_copy(update={"levers": False})
-        return replace(session, spec=session.spec.model_copy(update={"limits": limits}))
+        limits = spec.limits.model_copy(update={"levers": False})
+        return replace(session, spec=spec.model_copy(update={"limits": limits}))
 
 
 def _grow(writer: RunWriter, session: Session, grown: GrownSpace) -> Session:

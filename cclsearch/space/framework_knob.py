@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -62,8 +61,6 @@ class FrameworkKnob(Model):
     """Other knob -> its values with which this knob has an effect; elsewhere its first choice stands for all."""
     chips: tuple[str, ...] = ()
     """Accelerators that can have choices beside the first, by the start of their names; any if empty."""
-    since: str = ""
-    """Least version of the framework; a card that names an older one does not have the knob."""
     lever: bool = False
     """Whether a search opens the knob by itself on its best layouts. The first choice is the default until then."""
     effect: dict[str, tuple[float, float]] = {}
@@ -82,8 +79,6 @@ class FrameworkKnob(Model):
 
     def suits(self, card: Card) -> bool:
         """Whether a space of this card can have the knob."""
-        if card.framework_version and _version(card.framework_version) < _version(self.since):
-            return False
         return not self.moe_only or (card.model is not None and card.model.moe is not None)
 
     def is_offered(self, card: Card) -> bool:
@@ -97,8 +92,3 @@ class FrameworkKnob(Model):
         has_all = not self.chips or card.hardware.chip.name.startswith(self.chips)
         others = (c for c in choices[1:] if has_all and (not self.numerics or card.allows(self.name, c)))
         return Knob(self.name, (*choices[:1], *others), self.description or meaning_of(self.name).words)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """The numbers of a version, such as (0, 16, 1)."""
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])
