@@ -115,8 +115,8 @@ class TrialComparison:
         *_, kind = self._kinds(trial)
         changes, tried = self._changes(trial.config), self._num_references.get(kind, 0)
         is_bounded = bool(self._spec.card.max_loss_deviation or self._agreement.max_deviation)
-        is_open = changes and is_bounded and tried < MAX_RECOMPUTATIONS and trial.outcome is not None
-        if is_open and self._judge_numerics(trial, trial.outcome) is None:
+        may_prove = bool(changes) and is_bounded and tried < MAX_RECOMPUTATIONS
+        if may_prove and trial.outcome is not None and self._judge_numerics(trial, trial.outcome) is None:
             text = f"trains as trial {trial.number} without {', '.join(changes)}, on equal data and weights"
             return Proposal(self._framework.undo_numerics(self._spec.card, trial.config), "reference", text)
         if len(state.losses_by_config()) < MIN_COMPARED or trial.outcome is None:
