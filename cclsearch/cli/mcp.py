@@ -86,9 +86,11 @@ def make_server(calls: ToolCalls) -> Server[Any]:
     from mcp import MCPError, types
     from mcp.server import Server
 
-    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
-        tools = [types.Tool(name=n, description=e["about"], input_schema=make_schema(n)) for n, e in TOOLS.items()]
-        return types.ListToolsResult(tools=tools)
+    def fixed(result: types.Result) -> Any:
+        async def answer(context: Any, params: Any) -> types.Result:
+            return result
+
+        return answer
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         client = context.session.client_params
@@ -96,37 +98,27 @@ def make_server(calls: ToolCalls) -> Server[Any]:
         text, failed = await calls.answer(params.name, params.arguments or {}, by)
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
 
-    async def list_resources(context: Any, params: Any) -> types.ListResourcesResult:
-        pages = [types.Resource(name=n, uri=f"{SCHEME}docs/{n}", title=read_title(p)) for n, p in find_pages().items()]
-        return types.ListResourcesResult(resources=pages)
-
-    async def list_templates(context: Any, params: Any) -> types.ListResourceTemplatesResult:
-        templates = [
-            types.ResourceTemplate(
-                name=name, uri_template="/".join((SCHEME + name, *(f"{{{place}}}" for place in entry["places"])))
-            )
-            for name, entry in TOOLS.items()
-            if "places" in entry and "starts" not in entry
-        ]
-        return types.ListResourceTemplatesResult(resource_templates=templates)
-
     async def read_resource(context: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
         name, *values = str(params.uri).removeprefix(SCHEME).split("/")
-        entry = TOOLS.get(name, {})
         text, failed = f"there is no resource {str(params.uri)[:100]!r}", True
-        if "starts" not in entry and len(values) == len(entry.get("places", ())) > 0:
-            text, failed = await calls.answer(name, dict(zip(entry["places"], values, strict=True)), "")
+        if len(values) == len(places.get(name, ())):
+            text, failed = await calls.answer(name, dict(zip(places[name], values, strict=True)), "")
         if failed:
             raise MCPError(code=types.INVALID_PARAMS, message=text)
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=params.uri, text=text)])
 
+    places = {name: entry["places"] for name, entry in TOOLS.items() if "places" in entry and "starts" not in entry}
+    tools = [types.Tool(name=n, description=e["about"], input_schema=make_schema(n)) for n, e in TOOLS.items()]
+    pages = [types.Resource(name=n, uri=f"{SCHEME}docs/{n}", title=read_title(p)) for n, p in find_pages().items()]
+    uris = {name: "/".join((SCHEME + name, *(f"{{{each}}}" for each in names))) for name, names in places.items()}
+    templates = [types.ResourceTemplate(name=name, uri_template=uri) for name, uri in uris.items()]
     return Server(
         "ccl-search",
         version=__version__,
         instructions=ABOUT,
-        on_list_tools=list_tools,
+        on_list_tools=fixed(types.ListToolsResult(tools=tools)),
         on_call_tool=call_tool,
-        on_list_resources=list_resources,
-        on_list_resource_templates=list_templates,
+        on_list_resources=fixed(types.ListResourcesResult(resources=pages)),
+        on_list_resource_templates=fixed(types.ListResourceTemplatesResult(resource_templates=templates)),
         on_read_resource=read_resource,
     )

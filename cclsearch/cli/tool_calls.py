@@ -154,16 +154,14 @@ def run_command(words: list[str]) -> Reply:
 
 def find_asked(run: Run) -> AskedAgent:
     """Return the request that the search waits for; raises UserError if it waits for none."""
-    turns = run.folder / TURNS_FOLDER
+    name, turns, last = run.folder.name, run.folder / TURNS_FOLDER, run.state.ended or run.state.stopped
     asked = AskedAgent.read(turns / ASKED_FILE) if run.is_running and not (turns / ANSWER_FILE).exists() else None
     if asked is not None:
         return asked
     if run.is_running:
         running = ", ".join(f"trial {trial.number} ({trial.config}) runs" for trial in run.state.unfinished)
-        raise UserError(f"{run.folder.name} asks for no decision now: {running or 'it prepares a trial'}; call `wait`")
-    last = run.state.ended or run.state.stopped
-    reason = f": {last.reason}" if last else ""
-    raise UserError(f"{run.folder.name} {run.status}{reason}{'' if 'resume' in reason else '; `resume` continues it'}")
+        raise UserError(f"{name} asks for no decision now: {running or 'it prepares a trial'}; call `wait`")
+    raise UserError(f"{name} {run.status}: {last.reason if last else 'its process is gone'}; `resume` continues it")
 
 
 async def wait_for_turn(folder: Path, seconds: int) -> str:
@@ -175,9 +173,8 @@ async def wait_for_turn(folder: Path, seconds: int) -> str:
             messages = reversed(find_asked(run).request.messages)
             return _name_tools(next(each.text for each in messages if each.role is Role.USER and not each.results))
         except UserError as error:
-            if (
-                not run.is_running and run.state.has_begun
-            ):  # between its folder and its first event nothing has the lock
+            # between the making of its folder and its first event a search has no lock
+            if not run.is_running and run.state.has_begun:
                 return "\n".join([str(error), *summarize_run(run.spec, run.state, folder)])
             if time.monotonic() >= until_s:
                 return str(error)
