@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-layouts test-frameworks test-vllm test-sglang test-soak test-gpu gpu-bundle check lint types format docs screenshots bench fuzz-native clean
+.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-layouts test-frameworks test-vllm test-sglang test-open-loop test-soak test-gpu gpu-bundle check lint types format docs screenshots bench fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay

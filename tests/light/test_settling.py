@@ -16,6 +16,7 @@ from test_serving import evidence_of, find_violated
 from test_serving import make_card as make_small_card
 from test_serving_prediction import make_card, make_space
 
+from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.plan.capacity import describe_capacity
 from cclsearch.plan.warm_start import view_space
@@ -42,6 +43,15 @@ def test_the_number_of_requests_follows_from_the_rate(data, number, words):
     card = make_card(concurrency=None, **data)
     assert count_requests(card.work, find_rate(card)) == number
     assert words in TASKS.get("serving").remark(card)[0]
+
+
+def test_a_limit_below_what_the_memory_allows_is_refused():
+    card = make_card(concurrency=None, request_rate=2)
+    limited = card.model_copy(update={"work": Config({**card.work, "at_most.tpot_p90_s": 0.001})})
+    with pytest.raises(
+        UserError, match=r"tpot_p90_s <= 0\.001 s cannot be kept: 8 h100 read the weights of a token in"
+    ):
+        TASKS.get("serving").remark(limited)
 
 
 def serve(rate: float, places: int, seconds: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

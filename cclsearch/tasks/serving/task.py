@@ -19,6 +19,7 @@ from cclsearch.tasks.base import Task
 from cclsearch.tasks.serving import space_rules  # noqa: F401  importing registers its rules
 from cclsearch.tasks.serving.admission import ADMISSION_RULES, WORK_RULES, SameAnswers
 from cclsearch.tasks.serving.closed_form.kernel_tables import require_kernel_tables
+from cclsearch.tasks.serving.closed_form.replica import check_physics
 from cclsearch.tasks.serving.contract import (
     Arrival,
     MeasuredLoad,
@@ -244,6 +245,7 @@ class ServingTask(RequestTask):
         check_other_load(card, objective)
         require_kernel_tables(card)
         card = super().freeze(card, objective)
+        check_physics(card)
         if "request_trace" in card.work:
             draw_requests(card, 0)  # a wrong trace stops the search here
             card = card.model_copy(
@@ -290,6 +292,8 @@ class ServingTask(RequestTask):
 
     def remark(self, card: StatedCard) -> list[str]:
         check_load(card)
+        if isinstance(card, Card):
+            check_physics(card)
         return remark_load(card)
 
     def describe_work(self, card: Card) -> str:

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cclsearch.card.arch import flops_per_token
 from cclsearch.card.catalogue import find_by_name
 from cclsearch.card.model import FRAMEWORK_KNOBS, PRECISION, Card, ModelArch
+from cclsearch.core.errors import UserError
 from cclsearch.core.values import Value
 from cclsearch.core.yaml_file import read_yaml
 from cclsearch.space.table import Space
@@ -341,6 +343,25 @@ def _read_number(value: Value, default: float) -> float:
 
 def _is_on(value: Value) -> float:
     return float(str(value).lower() in ("true", "1", "yes", "on"))
+
+
+def check_physics(card: Card) -> None:
+    """Raise UserError for a limit on the time per token below the time in which all accelerators together read what one
+    token needs of the weights, in the smallest precision that the card allows.
+    """
+    chip, arch = card.hardware.chip, card.model
+    if arch is None or chip.nominal or chip.kind == "cpu" or card.recording is not None:
+        return
+    size = min(_bytes_of(name, 2.0) for name in (card.precision, *card.alternative_precisions))
+    read_s = flops_per_token(arch, 1) / 6 * size / (chip.hbm_bytes_per_s * card.hardware.num_accelerators)
+    least_s = read_s / max(1.0, float(card.work.get("accepted_tokens_per_step", 1.0)))
+    for key, most in card.work.items():
+        name = key.removeprefix("at_most.")
+        if name != key and name.startswith("tpot_") and float(most) < least_s:
+            raise UserError(
+                f"{card.name}: {name} <= {float(most):g} s cannot be kept: {card.hardware.num_accelerators}"
+                f" {card.hardware.accelerator} read the weights of a token in {least_s:.2g} s at best; raise the limit"
+            )
 
 
 def _bytes_of(name: str, default: float) -> float:
