@@ -190,7 +190,10 @@ def _shards_hold_whole_blocks(card: Card, options: Mapping[str, Any]) -> Clause 
 @register_rule("workers_hold_whole_blocks", *_SIZES, "expert_parallel")
 def _workers_hold_whole_blocks(card: Card, options: Mapping[str, Any]) -> Clause | None:
     def read(size: str) -> tuple[Ranks, Ranks, Ranks]:
-        return *([lambda at: at[size]] * 2), lambda at: np.where(at["expert_parallel"] == 1, 1, at[size])  # type: ignore[return-value]
+        def ranks(at: Any) -> Any:
+            return at[size]
+
+        return ranks, ranks, lambda at: np.where(at["expert_parallel"] == 1, 1, at[size])
 
     return _hold_whole_blocks(card, *map(read, _SIZES))
 
