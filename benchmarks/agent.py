@@ -1,16 +1,12 @@
 """Runs the LLM agent and its arbiter over recorded landscapes, with simulated models that see only the requests.
 
-    python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with simulated models
-    python benchmarks/agent.py corrections [--landscapes FOLDER]              a planted correction, true or wrong
-
-No figure is from a live model: the simulated models are programs. Differences are paired by landscape and seed;
-intervals are 95 % by bootstrap over landscapes.
+python benchmarks/agent.py landscapes [--landscapes FOLDER] [--seeds 20]   hybrid with simulated models
+python benchmarks/agent.py corrections [--landscapes FOLDER]              a planted correction, true or wrong
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -37,14 +33,8 @@ from cclsearch.recording.load import Recording, find_recordings, load_recording 
 BUDGET = 15
 MILESTONES = (3, 5, 10, 15)
 FALLBACK = "fallback"
-AFTER = 3
-"""Trials after which a correction is planted."""
-PLANTED = ("none", "true", "wrong", "by heart")
-BY_HEART = """
-def correct(config, parts, card):
-    found = [value for known, value in KNOWN if known == config]
-    return {"time": {"a": found[0]}, "memory": parts["memory"]} if found else parts
-"""
+AFTER = 3  # trials after which a correction is planted
+PLANTED = ("none", "true", "wrong")
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,6 @@ class Played:
     seed: int
     log_ratio: tuple[float, ...]
     """Log of best over optimum after each trial; an early end keeps its best."""
-    num_trials: int
     num_failed: int
     num_turns: int
 
@@ -113,15 +102,13 @@ def replay(
         assert row is not None, "a configuration outside the search space was proposed"
         assert all(o.row != row for o in seen), "a configuration was proposed again"
         seen.append(observe(recording, trial, row))
-    turns = sum(isinstance(event, LlmTurn) for event in events)
-    failed = sum(o.loss is None for o in seen)
-    return Played(recording.name, who, seed, curve(recording, seen), len(seen), failed, turns), then
+    turns, failed = sum(isinstance(event, LlmTurn) for event in events), sum(o.loss is None for o in seen)
+    return Played(recording.name, who, seed, curve(recording, seen), failed, turns), then
 
 
 def observe(recording: Recording, trial: int, row: int) -> Observation:
     """The recorded result of one row."""
-    found = recording.rows[row]
-    config = recording.space.config(row)
+    found, config = recording.rows[row], recording.space.config(row)
     if found.metrics.get("step_time_s") is None:
         kind = FailureKind.OUT_OF_MEMORY if found.status == "oom" else FailureKind.CRASHED
         failure = Failure(stage=Stage.RUN, kind=kind, message=f"recorded as {found.status}")
@@ -140,51 +127,19 @@ def curve(recording: Recording, seen: Sequence[Observation]) -> tuple[float, ...
     return tuple(logs)
 
 
-def interval(difference_by_landscape: dict[str, list[float]], draws: int = 4000) -> tuple[float, float, float]:
-    """Mean paired difference, with its 95 % interval by bootstrap over landscapes."""
-    means = np.array([np.mean(values) for values in difference_by_landscape.values()])
-    rng = np.random.default_rng(0)
-    drawn = means[rng.integers(0, len(means), (draws, len(means)))].mean(axis=1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return float(means.mean()), float(low), float(high)
-
-
 def run_landscapes(folder: Path, num_seeds: int, *, players: Sequence[str], workers: int) -> None:
-    """Run all searches and print the paired figures as Markdown."""
-    paths = find_recordings(folder)
-    tasks = [(str(p), who, s) for s in range(num_seeds) for p in paths for who in (FALLBACK, *players)]
+    """Run all searches and print means over all tables and seeds."""
+    names, paths = (FALLBACK, *players), find_recordings(folder)
     with ProcessPoolExecutor(workers) as pool:
-        print_figures(list(pool.map(play, tasks, chunksize=5)), players)
-
-
-def print_figures(played: Sequence[Played], players: Sequence[str]) -> None:
-    """Print means, and paired differences from the fallback, over the complete seeds."""
-    played = [p for p in played if p.who in {FALLBACK, *players}]
-    count = len({p.landscape for p in played}) * (len(players) + 1)
-    seeds = [s for s in sorted({p.seed for p in played}) if sum(p.seed == s for p in played) == count]
-    played = [p for p in played if p.seed in seeds]
-    landscapes = len({p.landscape for p in played})
-    print(f"{landscapes} landscapes, {len(seeds)} seeds, {len(played)} searches of {BUDGET} trials\n")
-    print("| who | " + " | ".join(f"mean log at {k}" for k in MILESTONES) + " | failed of 15 | turns |")
-    print("|---" * (len(MILESTONES) + 3) + "|")
-    base = {(p.landscape, p.seed): p for p in played if p.who == FALLBACK}
-    for who in (FALLBACK, *players):
+        tasks = [(str(path), who, seed) for seed in range(num_seeds) for path in paths for who in names]
+        played = list(pool.map(play, tasks, chunksize=5))
+    heads = " | ".join(f"mean log at {k}" for k in MILESTONES)
+    print(f"| who | {heads} | failed of 15 | turns |\n|---|---|---|---|---|---|---|")
+    for who in names:
         own = [p for p in played if p.who == who]
         logs = [f"{np.mean([p.log_ratio[k - 1] for p in own]):.4f}" for k in MILESTONES]
         failed, turns = np.mean([p.num_failed for p in own]), np.mean([p.num_turns for p in own])
         print(f"| {who} | {' | '.join(logs)} | {failed:.2f} | {turns:.1f} |")
-    print("\n| hybrid less fallback | " + " | ".join(f"at {k} (95 %)" for k in MILESTONES) + " |")
-    print("|---" * (len(MILESTONES) + 1) + "|")
-    for who in players:
-        cells = []
-        for k in MILESTONES:
-            differences: dict[str, list[float]] = {}
-            for p in (p for p in played if p.who == who):
-                gap = p.log_ratio[k - 1] - base[p.landscape, p.seed].log_ratio[k - 1]
-                differences.setdefault(p.landscape, []).append(gap)
-            mean, low, high = interval(differences)
-            cells.append(f"{mean:+.4f} ({low:+.4f}, {high:+.4f})")
-        print(f"| {who} | {' | '.join(cells)} |")
 
 
 def plant(task: tuple[str, int]) -> list[tuple[float, float, float]]:
@@ -195,9 +150,8 @@ def plant(task: tuple[str, int]) -> list[tuple[float, float, float]]:
     recording, found = load_recording(Path(path)), []
     plain, then = replay(recording, make_sampler("default"), "none", seed)
     true = find_truth_of(recording, then)
-    heart = f"KNOWN = {[(dict(o.config), o.loss) for o in then.observations if o.loss]!r}\n" + BY_HEART
     wrong = true.model_copy(update={"factor": 1 / true.factor})
-    for kind, planted in zip(PLANTED, (None, true, wrong, Correction(program=heart)), strict=True):
+    for kind, planted in zip(PLANTED, (None, true, wrong), strict=True):
         played = plain if planted is None else replay(recording, make_sampler("default"), kind, seed, planted)[0]
         turn = (LlmTurn(turn=1, corrections=(planted,), last_seen=AFTER),) if planted else ()
         views = replace(then, events=turn), replace(then, supposed=(planted,) if planted else ())
@@ -235,8 +189,7 @@ def run_corrections(folder: Path, num_seeds: int, workers: int) -> None:
     tasks = [(str(path), seed) for path in find_recordings(folder) for seed in range(num_seeds)]
     with ProcessPoolExecutor(workers) as pool:
         found = np.array(list(pool.map(plant, tasks)))
-    print(f"{len(tasks)} searches of each kind\n\n| correction | mean error | if certain | trials to within 1 % |")
-    print("|---" * 4 + "|")
+    print("| correction | mean error | if certain | trials to within 1 % |\n|---|---|---|---|")
     for kind, row in zip(PLANTED, found.mean(axis=0), strict=True):
         print(f"| {kind} | {row[0]:.4f} | {row[1]:.4f} | {row[2]:.2f} |")
 
@@ -249,7 +202,6 @@ def main() -> None:
     parser.add_argument("--players", nargs="+", default=list(PLAYERS), choices=list(PLAYERS))
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if args.what == "landscapes":
         run_landscapes(args.landscapes, args.seeds, players=args.players, workers=args.workers)
     else:
