@@ -100,19 +100,15 @@ def plan_growth(
             neutral[opening.knob], known = opening.neutral, (opening.neutral,)
         choices[opening.knob] = (*known, *new)
         added[opening.knob] = new
-    own = [name for name in neutral if not (earlier and earlier.bases and name in {k.name for k in framework.levers})]
+    own = [name for name in neutral if not (spec.bases and name in {lever.name for lever in framework.levers})]
     if len(own) > MAX_KNOBS:
         raise UserError(f"a search may gain {MAX_KNOBS} knobs in all, and has {', '.join(own)} with these")
-    bases = earlier.bases if earlier else ()
-    event = SpaceGrown(choices=choices, neutral=neutral, bases=bases, space_sha256="", space_size=0)
+    event = SpaceGrown(choices=choices, neutral=neutral, bases=spec.bases, space_sha256="", space_size=0)
     return _build(original, spec, event, added, why)
 
 
 def plan_levers(original: RunSpec, earlier: SpaceGrown | None, best: Sequence[Config]) -> GrownSpace:
-    """Return the space with the framework's levers opened near the best configurations, and the event for the ledger.
-
-    A lever that the user, the card or an earlier growth opened is a knob like others. Raises UserError if none is left.
-    """
+    """Return the space with the framework's levers opened near these configurations; UserError if none is left."""
     spec, framework = grow_spec(original, earlier), load_framework(original.framework)
     given = {knob.name for knob in resolve_knobs(spec.card, framework, spec.knobs, spec.use_fewer)}
     choices, neutral = dict(earlier.choices if earlier else {}), dict(earlier.neutral if earlier else {})
@@ -120,7 +116,7 @@ def plan_levers(original: RunSpec, earlier: SpaceGrown | None, best: Sequence[Co
     added = {knob.name: knob.choices[1:] for knob in opened if len(knob.choices) > 1}
     choices |= {knob.name: knob.choices for knob in opened if knob.name in added}
     neutral |= {knob.name: knob.choices[0] for knob in opened if knob.name in added}
-    bases = tuple(dict.fromkeys((*(earlier.bases if earlier else ()), *best)))
+    bases = tuple(dict.fromkeys((*spec.bases, *best)))
     event = SpaceGrown(choices=choices, neutral=neutral, bases=bases, space_sha256="", space_size=0)
     return _build(original, spec, event, added, f"levers, near the best {len(best)}")
 

@@ -305,10 +305,7 @@ def grow_space(
 
 
 def open_levers(writer: RunWriter, session: Session, *, at_trial: int) -> Session:
-    """Return the session with the framework's levers opened near the best configurations, from that trial on.
-
-    Nothing changes while the best is one near which they vary already, and if no lever is left.
-    """
+    """Return the session with levers opened near the best configurations, from that trial on, if they are not yet."""
     state, spec = writer.state, session.spec
     has_levers = spec.limits.levers and spec.recording is None and load_framework(spec.framework).levers
     if not has_levers or state.best is None or state.num_spent < at_trial or state.num_growths >= MAX_GROWTHS:

@@ -212,10 +212,8 @@ def _vary_levers(knobs: Sequence[Knob], bases: Sequence[Config], rules: Sequence
         for changed in (c for n in range(MAX_CHANGED + 1) for c in itertools.combinations(columns, n)):
             for codes in itertools.product(*(range(len(knobs[column].choices)) for column in changed)):
                 at = dict(zip(changed, codes, strict=True))
-                row = tuple(at.get(column, code) for column, code in enumerate(start))
-                if any(row[column] for column in columns):
-                    rows[row] = None
-    codes_NK = np.array(list(rows), dtype=np.int16).reshape(-1, len(knobs))
+                rows[tuple(at.get(column, code) for column, code in enumerate(start))] = None
+    codes_NK = np.array([row for row in rows if any(row[k] for k in columns)], dtype=np.int16).reshape(-1, len(knobs))
     values = {knob.name: knob.column[codes_NK[:, k]] for k, knob in enumerate(knobs)}
     keep_N = np.ones(len(codes_NK), dtype=bool)
     for rule in rules:

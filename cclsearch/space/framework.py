@@ -71,6 +71,8 @@ class Framework(Model):
     """Model features that its run script cannot build (names of `LIMITS`) -> the remedy, one line each."""
     precisions: tuple[str, ...] = ()
     """Precisions that its run script supports; empty means any."""
+    precision_chips: dict[str, tuple[str, ...]] = {}
+    """Precision -> the accelerators that compute it, by the start of their names; any if it is not named."""
     precision_options: dict[str, str] = {}
     """Precision -> words that it adds to the framework's options, such as those of an FP8 recipe."""
     records: tuple[str, ...] = ()
@@ -181,6 +183,11 @@ class Framework(Model):
                 f"{card.name} cannot run under {self.name}: workload.model.{field} must be one of"
                 f" {', '.join(self.precisions)}, not {unsupported[0]!r}: choose another with --framework or --set"
             )
+
+        chip = card.hardware.chip.name
+        for precision in card.precisions:
+            if not chip.startswith(chips := self.precision_chips.get(precision, ("",))):
+                raise UserError(f"{card.name}: {self.name} computes {precision} on {', '.join(chips)}, not on {chip}")
 
     def can_run(self, card: Card) -> bool:
         """Whether its run script builds the card's model, on accelerators such as the card's."""
