@@ -19,105 +19,86 @@ from cclsearch.run.spec import RunSpec
 from cclsearch.space.framework import load_framework
 from cclsearch.space.table import Space
 
-_STARTS_RANKS = re.compile(
-    r"--(nnodes|nproc-per-node|node-rank|master-addr|master-port|standalone|machine_rank|main_proc)"
-)
-
-Parts = dict[str, str]
-"""Name of an option, `FILE:dotted.path` or `$VARIABLE` -> how it is written."""
+_STARTS_RANKS = re.compile(r"--(n?nodes|nproc-per-node|node-rank|master-|standalone|machine_rank|main_process)")
 
 
 def write_patch(spec: RunSpec, space: Space, config: Config) -> str:
-    """Return the options, fields of files and variables that knobs decide, and what the user's job must not have.
+    """Return the options, fields of files and variables that knobs decide: those that other configurations write
+    otherwise. A last line has the options of others that this one does without.
 
-    Raises UserError if the framework has no form of its own. The options are those that differ in other configurations.
+    Raises UserError if the framework has no form of its own.
     """
-    framework = load_framework(spec.framework)
-    if not framework.shows_launch:
-        raise UserError(f"{framework.name} has no options of its own: its configuration is {config}")
+    if not load_framework(spec.framework).shows_launch:
+        raise UserError(f"{spec.framework} has no options of its own: its configuration is {config}")
     form = launch_of_run(spec, config)
-    own = _split(form)
     with ThreadPoolExecutor(4) as pool:
-        others = [
-            parts for parts in pool.map(lambda other: _try(spec, other), _vary(space, config)) if parts is not None
-        ]
+        others = list(filter(None, pool.map(lambda other: _try(spec, other), _vary(space, config))))
+    own = _split(form)
     tuned = {name: text for name, text in own.items() if any(other.get(name) != text for other in others)}
-    absent = sorted({name for other in others for name in other if name not in own and ":" not in name})
-    lines = [f"# {form.title}: what the search chose ({config})"]
-    lines += [text for name, text in tuned.items() if ":" not in name]
+    lines = [f"# {form.title}: what the search chose ({config})", *(tuned[name] for name in tuned if ":" not in name)]
     for file, text in form.files.items():
         lines += _write_fields(
             file, text, {n.split(":", 1)[1]: t for n, t in tuned.items() if n.startswith(f"{file}:")}
         )
-    if absent:
-        lines.append(f"# without: {' '.join(absent)}")
-    return "\n".join(lines)
+    absent = sorted({name for other in others for name in other if name not in own and ":" not in name})
+    return "\n".join([*lines, *([f"# without: {' '.join(absent)}"] if absent else [])])
 
 
 def _vary(space: Space, config: Config) -> Iterator[Config]:
     """Yield, for the first and last other choice of each knob, the nearest configuration of the space to this one."""
-    codes = space.codes_NK
     own = [knob.choices.index(config[knob.name]) for knob in space.knobs]
-    alike = (codes == own).sum(axis=1)
+    alike = (space.codes_NK == own).sum(axis=1)
     for column, knob in enumerate(space.knobs):
         others = [choice for choice in range(len(knob.choices)) if choice != own[column]]
         for choice in {*others[:1], *others[-1:]}:
-            rows = (codes[:, column] == choice).nonzero()[0]
+            rows = (space.codes_NK[:, column] == choice).nonzero()[0]
             if len(rows):
                 yield space.config(int(rows[alike[rows].argmax()]))
 
 
-def _try(spec: RunSpec, config: Config) -> Parts | None:
+def _try(spec: RunSpec, config: Config) -> dict[str, str] | None:
     try:
         return _split(launch_of_run(spec, config))
     except UserError:  # a choice that the script refuses decides nothing
         return None
 
 
-def _split(form: LaunchForm) -> Parts:
-    """Return the parts of a form: options with their values, fields of its files, variables."""
+def _split(form: LaunchForm) -> dict[str, str]:
+    """Return `OPTION`, `$VARIABLE` or `FILE:dotted.path` -> how it is written."""
     parts, name = (
         {f"${variable}": f"export {variable}={shlex.quote(v)}" for variable, v in form.environment.items()},
         "",
     )
     for word in form.command:
         if word.startswith("-") or "=" in word or re.match(r"[a-z_]+:[a-z]", word):
-            name = word.split("=", 1)[0] if "=" in word else word.split(":", 1)[0]
+            name = re.split("[=:]", word)[0]
             parts[name] = shlex.quote(word)
         elif name and "=" not in parts[name]:
             parts[name] += f" {shlex.quote(word)}"
     parts = {name: text for name, text in parts.items() if not _STARTS_RANKS.match(name)}
     for file, text in form.files.items():
-        if file != CONFIG_FILE:
-            parts |= {f"{file}:{path}": value for path, value in _read_fields(file, text)}
+        if file.endswith(".py"):
+            lines = [line.strip() for line in text.splitlines() if " = " in line]
+            parts |= {f"{file}:{line.split(' = ')[0]}": line for line in lines}
+        elif file != CONFIG_FILE and file.endswith((".yaml", ".json")):
+            parts |= {f"{file}:{path}": json.dumps(value) for path, value in _leaves(yaml.safe_load(text), "")}
     return parts
 
 
-def _read_fields(file: str, text: str) -> Iterator[tuple[str, str]]:
-    """Yield the leaves of a YAML or JSON file, or the assignments of Python."""
-    if file.endswith(".py"):
-        yield from ((line.split(" = ", 1)[0].strip(), line.strip()) for line in text.splitlines() if " = " in line)
-        return
-    if file.endswith((".yaml", ".yml", ".json")):
-        yield from ((path, json.dumps(value)) for path, value in _leaves(yaml.safe_load(text), ""))
-
-
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for name, item in value.items():
-            yield from _leaves(item, f"{path}.{name}" if path else str(name))
-    else:
+    if not isinstance(value, Mapping):
         yield path, value
+        return
+    for name, item in value.items():
+        yield from _leaves(item, f"{path}.{name}".removeprefix("."))
 
 
 def _write_fields(file: str, text: str, fields: Mapping[str, str]) -> list[str]:
     """Return the fields in the file's own form, under its name; of Python with the imports of its functions."""
-    if not fields:
-        return []
-    if file.endswith(".py"):
+    if file.endswith(".py") and fields:
         imports = [line.strip() for line in text.splitlines() if line.startswith("    from ")]
-        body = [f"    {line}" for line in (*imports, *fields.values())]
-        return [f"# {file}", "def patch(config):", *body, "    return config"]
+        body = [f"    {line}" for line in (*imports, *fields.values(), "return config")]
+        return [f"# {file}", "def patch(config):", *body]
     whole: dict[str, Any] = {}
     for path, value in fields.items():
         *above, last = path.split(".")
@@ -126,4 +107,4 @@ def _write_fields(file: str, text: str, fields: Mapping[str, str]) -> list[str]:
             here = here.setdefault(name, {})
         here[last] = json.loads(value)
     written = json.dumps(whole, indent=1) if file.endswith(".json") else yaml.safe_dump(whole, sort_keys=False).rstrip()
-    return [f"# {file}", written]
+    return [f"# {file}", written] if fields else []

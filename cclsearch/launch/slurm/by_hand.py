@@ -63,24 +63,25 @@ def render_by_hand(
     return "".join(f"{line}\n" for line in text.splitlines() if not line.startswith(_OF_SEARCH))
 
 
+_FILLED = frozenset(("partition", "account", "qos", "options", "python", "modules", "setup", "container", "constraint"))
+_CORES = frozenset(("cpus-per-task", "cpus-per-gpu", "cores-per-socket", "exclusive"))
+
+
 def list_doubts(settings: SlurmSettings, ranks_per_node: int) -> Iterator[str]:
     """Yield what a user may have forgotten in a profile, one line each; asks Slurm, if it is there, for GPUs."""
     stated = settings.model_fields_set
-    if not stated & {"partition", "account", "qos", "options", "python", "modules", "setup", "container", "constraint"}:
+    if not stated & _FILLED:
         yield (
-            "the profile names no partition, account, python, modules or container: jobs go to the cluster's default"
-            f" partition and run {settings.default_python()}; fill it in (docs/your-cluster.md)"
+            "the profile names no partition, account, python, modules or container: jobs run"
+            f" {settings.default_python()} in the cluster's default partition; fill it in (docs/your-cluster.md)"
         )
-    counts = {"cpus-per-task", "cpus-per-gpu", "cores-per-socket", "exclusive"}
-    if settings.cpus_per_task is None and not settings.exclusive and not counts & set(settings.options):
+    if settings.cpus_per_task is None and not settings.exclusive and not _CORES & set(settings.options):
         yield (
             f"the profile has no cpus_per_task: many clusters then give a node's one task, with its {ranks_per_node}"
             " ranks, one core; set the cores of a node, or exclusive: true"
         )
-    if settings.cpu_only or settings.gpu_request == "none":
-        return
     place = [f"--partition={settings.partition}"] if settings.partition else []
-    gres = ask_slurm(["sinfo", "--noheader", "--format=%G", *place])
+    asks = not settings.cpu_only and settings.gpu_request != "none"
+    gres = ask_slurm(["sinfo", "--noheader", "--format=%G", *place]) if asks else None
     if gres is not None and "gpu" not in gres:
-        asked = f"gpu_request {settings.gpu_request}" if "gpu_request" in stated else "no gpu_request"
-        yield f"no node of the partition declares GPUs to Slurm, and the profile has {asked}: set gpu_request: none"
+        yield f"no node of the partition declares GPUs to Slurm: set gpu_request to none, not {settings.gpu_request}"
