@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check --retries 10 --timeout 60
 JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -q --reruns 1 -r fERsx
 
-.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-layouts test-frameworks test-vllm test-sglang test-open-loop test-soak test-gpu gpu-bundle check lint types format docs screenshots bench fuzz-native clean
+.PHONY: demo test test-parallel test-light test-untimed test-serial test-ui test-submitit test-layouts test-families test-frameworks test-vllm test-sglang test-open-loop test-soak test-gpu gpu-bundle check lint types format docs screenshots bench fuzz-native clean
 
 demo: $(VENV)/.installed  ## set up, then search wl2 on its recording (nothing is submitted anywhere)
 	$(BIN)/ccl-search run --workload wl2 --budget 15 --launcher replay
@@ -51,6 +51,9 @@ test-submitit: $(VENV)/.installed-dev  ## the newest and the lowest submitit tha
 
 test-layouts: $(VENV)/.installed-dev  ## every layout of each framework that trains on CPUs
 	$(PYTEST) -n 0 --durations=0 tests/named/test_layouts.py
+
+test-families: $(VENV)/.installed-dev  ## parameters of every decoder family that transformers builds, beside `card from-hf`
+	$(PYTEST) -n 0 -s tests/named/test_hf_families.py
 
 test-frameworks: .venv-frameworks/.installed  ## DeepSpeed, torchtitan and aiconfigurator, beside the packages of $(VENV)
 	PATH="$(CURDIR)/.venv-frameworks/bin:$$PATH" .venv-frameworks/bin/python -m pytest -q -r fEsx \

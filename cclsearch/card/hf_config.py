@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 from cclsearch.card.arch import count_parameters
 from cclsearch.card.catalogue import MAX_OF_ANOTHER_KIND, find_by_name, find_by_shape
 from cclsearch.card.families import Family, load_families
-from cclsearch.card.fields import read_number
-from cclsearch.card.model import make_model
+from cclsearch.card.fields import BY_NAME, read_number
+from cclsearch.card.infer import EXPERTS, SHAPE
+from cclsearch.card.model import LATENT, make_model
 from cclsearch.core.errors import UserError
 from cclsearch.core.job_file import JobFileError, read_job_json
 from cclsearch.core.text import guess_name, one_line
@@ -24,9 +25,6 @@ CHECKPOINTS = Path(__file__).with_name("checkpoints.yaml")
 MAX_BYTES = 4 * 2**20
 _NESTED = ("text_config", "language_config", "llm_config")
 """Sections with the language model of a model with vision."""
-_SHAPE = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
-_EXPERTS = ("num_experts", "top_k", "expert_intermediate_size")
-_LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "v_head_dim")
 _ATTENDS = {
     **dict.fromkeys(("full_attention", "indexed_attention", "deepseek_sparse_attention"), False),
     **dict.fromkeys(("sliding_attention", "chunked_attention"), True),
@@ -130,11 +128,13 @@ class _Reader:
     def __init__(self, config: Mapping[str, Any], family: Family, file: Path) -> None:
         self.config, self.family, self.file = config, family, file
         self.layers = self.count("num_layers") or 0
+        if self.layers > BY_NAME["num_layers"].maximum:
+            self.refuse(f"has {self.layers} layers, more than {BY_NAME['num_layers'].maximum}")
 
     def read(self) -> dict[str, Any]:
         """Return the fields; raises UserError for a setting that they cannot express."""
         self._refuse_unread()
-        found = {name: self.count(name) for name in _SHAPE}
+        found = {name: self.count(name) for name in SHAPE}
         heads, hidden = found["num_heads"], found["hidden_size"]
         if self.config.get("multi_query") and not self.config.get("new_decoder_architecture"):
             found["num_kv_heads"] = 1
@@ -161,7 +161,7 @@ class _Reader:
 
     def read_shape(self) -> dict[str, int]:
         """Return the fields of `SHAPE` that the file states, by the card's names."""
-        return {name: value for name in _SHAPE if (value := self.count(name)) is not None}
+        return {name: value for name in SHAPE if (value := self.count(name)) is not None}
 
     def refuse(self, why: str) -> NoReturn:
         """Raise UserError that names the file."""
@@ -183,6 +183,13 @@ class _Reader:
             self.refuse(f"{key} must be a whole number, not {one_line(repr(value), 40)}")
         return int(number or 0)
 
+    def per_layer(self, key: str) -> list[Any] | None:
+        """A setting that is a list with a value for each layer; None if it is no list."""
+        value = self.config.get(key)
+        if isinstance(value, list) and len(value) != self.layers:
+            self.refuse(f"{key} has {len(value)} values for {self.layers} layers")
+        return value if isinstance(value, list) else None
+
     def _refuse_unread(self) -> None:
         known = load_families().read_names()
         for key, value in self.config.items():
@@ -195,7 +202,7 @@ class _Reader:
 
     def _latent(self) -> dict[str, Any]:
         """Latent attention as the card's fields; empty without it."""
-        found = {name: self.count(name) for name in (*_LATENT, "qk_nope_head_dim")}
+        found = {name: self.count(name) for name in (*LATENT, "qk_nope_head_dim")}
         if found["kv_lora_rank"] is None:
             return {}
         nope, rope = found.pop("qk_nope_head_dim"), found["qk_rope_head_dim"]
@@ -206,11 +213,11 @@ class _Reader:
 
     def _experts(self) -> dict[str, int]:
         """The expert fields; empty for a dense model."""
-        found = {name: self.count(name) for name in _EXPERTS}
+        found = {name: self.count(name) for name in EXPERTS[:3]}
         if not self.family.moe or (found["num_experts"] or 2) < 2:
             return {}
         experts = {name: value for name, value in found.items() if value is not None}
-        missing = [load_families().names[name][0] for name in _EXPERTS if name not in experts]
+        missing = [load_families().names[name][0] for name in EXPERTS[:3] if name not in experts]
         if missing:
             self.refuse(f"has no {', '.join(missing)}, so it does not describe its experts")
         width = experts["expert_intermediate_size"]
@@ -223,18 +230,19 @@ class _Reader:
 
     def _list_sparse(self) -> Iterator[bool]:
         """Whether each layer has experts."""
-        kinds, config = self.config.get("mlp_layer_types"), self.config
-        if isinstance(kinds, list):
-            return (kind != "dense" for kind in kinds)
-        if isinstance(config.get("moe_layers"), list):
-            return (index in config["moe_layers"] for index in range(self.layers))
-        if isinstance(config.get("moe_layer_freq"), list):
-            return (bool(each) for each in config["moe_layer_freq"])
+        config = self.config
+        if (kinds := self.per_layer("mlp_layer_types") or self.per_layer("moe_layer_freq")) is not None:
+            return (kind not in ("dense", 0) for kind in kinds)
+        moe, dense = (
+            set(map(str, value if isinstance(value := config.get(key), list) else ()))
+            for key in ("moe_layers", "mlp_only_layers")
+        )
+        if moe:
+            return (str(index) in moe for index in range(self.layers))
         stated = [key for key in load_families().names["num_dense_layers"] if isinstance(config.get(key), int)]
         first = self.count("num_dense_layers") or (0 if stated else self.family.dense_first)
         step, end = self.count("moe_step") or 1, self.count("moe_end") or self.layers
-        dense = config.get("mlp_only_layers") or ()
-        return (first <= i <= end and (i + 1) % step == 0 and i not in dense for i in range(self.layers))
+        return (first <= i <= end and (i + 1) % step == 0 and str(i) not in dense for i in range(self.layers))
 
     def _features(self) -> dict[str, Any]:
         """Norms, biases, windows, router and positions; those that the model does not have are left out."""
@@ -252,8 +260,8 @@ class _Reader:
 
     def _list_windowed(self) -> Iterator[bool]:
         """Whether each layer sees a window of tokens only."""
-        kinds = self.config.get("layer_types")
-        if isinstance(kinds, list) and (other := sorted({str(k) for k in kinds} - set(_ATTENDS))):
+        kinds = self.per_layer("layer_types")
+        if kinds is not None and (other := sorted({str(k) for k in kinds} - set(_ATTENDS))):
             number = sum(kind in other for kind in kinds)
             self.refuse(
                 f"{number} of {len(kinds)} layers are {one_line(', '.join(other), 60)}: a card has no such field"
@@ -261,7 +269,7 @@ class _Reader:
         window = self.count("sliding_window")
         if window is None or self.config.get("use_sliding_window") is False:
             return iter(())
-        if isinstance(kinds, list):
+        if kinds is not None:
             return (_ATTENDS[kind] for kind in kinds)
         every = self.family.full_every
         if (pattern := self.config.get("sliding_window_pattern")) and isinstance(pattern, str):
