@@ -35,9 +35,9 @@ COLUMNS = {
 def make_published() -> Iterator[tuple[str, Any]]:
     """Each model of the catalogue as a configuration of its family in transformers."""
     for row in csv.DictReader(MODELS_FILE.open(encoding="utf-8", newline="")):
-        kind = transformers.CONFIG_MAPPING.get(row["family"]) if row["family"] else None
-        if kind is None:
+        if row["family"] not in transformers.CONFIG_MAPPING:
             continue
+        kind = transformers.CONFIG_MAPPING[row["family"]]
         numbers = {name: int(text) for name, text in row.items() if text.isdecimal()}
         fields: dict[str, Any] = {name: numbers[column] for name, column in COLUMNS.items() if column in numbers}
         fields.setdefault("intermediate_size", numbers.get("expert_ffn"))
