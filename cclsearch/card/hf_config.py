@@ -184,7 +184,7 @@ class _Reader:
         return int(number or 0)
 
     def per_layer(self, key: str) -> list[Any] | None:
-        """A setting that is a list with a value for each layer; None if it is no list."""
+        """A setting that is a list with a value for each layer; None for another value."""
         value = self.config.get(key)
         if isinstance(value, list) and len(value) != self.layers:
             self.refuse(f"{key} has {len(value)} values for {self.layers} layers")
