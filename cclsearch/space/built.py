@@ -17,7 +17,8 @@ _RATE_SHARE = 0.5
 def fit_model(card: Card, framework: str, builds: Collection[str]) -> Card:
     """Return the card with the model that trials train, and one note on what differs from the card's.
 
-    `builds` names features, or one with its value (`router_balance=bias`). Engines that serve load the model's files.
+    `builds` names features, or one with its value (`router_balance=bias`) or for some models (`sliding_window:dense`).
+    Engines that serve load the model's files.
     """
     if card.model is None or card.task != Phase.TRAINING:
         return card
@@ -26,7 +27,8 @@ def fit_model(card: Card, framework: str, builds: Collection[str]) -> Card:
         raise UserError(f"{card.name}: {framework} cannot train adapters (lora_rank): use --framework hf-trainer")
     for name in arch.features:
         value = getattr(arch, name)
-        if name in builds or f"{name}={value}" in builds or value == "none":
+        ways = {name, f"{name}={value}", f"{name}:{'experts' if arch.moe else 'dense'}"}
+        if ways.intersection(builds) or value == "none":
             continue
         what = f"no {FEATURES[name]}{f' ({value})' if isinstance(value, str) else ''}"
         left_out.append(f"{what}, {_describe_cost(card, arch, arch.without(name))}")

@@ -66,7 +66,7 @@ class Framework(Model):
     """Libraries of its processes whose variables a search may open: names in `variables.yaml`."""
     builds: tuple[str, ...] = ()
     """Features of models (`FEATURES` of the card) that its run script builds, also with one value
-    (`router_balance=bias`); others are left out of the model that trials train, and said."""
+    (`router_balance=bias`) or for models of one kind (`sliding_window:dense`, `:experts`); others are left out of the model that trials train, and said."""
     cannot: dict[str, str] = {}
     """Model features that its run script cannot build (names of `LIMITS`) -> the remedy, one line each."""
     precisions: tuple[str, ...] = ()
@@ -113,7 +113,7 @@ class Framework(Model):
     @field_validator("builds")
     @classmethod
     def _check_builds(cls, builds: tuple[str, ...]) -> tuple[str, ...]:
-        _refuse_unknown("there is no feature", [name.split("=")[0] for name in builds], {*FEATURES, "lora_rank"})
+        _refuse_unknown("there is no feature", [re.split("[=:]", name)[0] for name in builds], {*FEATURES, "lora_rank"})
         return builds
 
     @field_validator("libraries")
