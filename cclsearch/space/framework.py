@@ -66,7 +66,8 @@ class Framework(Model):
     """Libraries of its processes whose variables a search may open: names in `variables.yaml`."""
     builds: tuple[str, ...] = ()
     """Features of models (`FEATURES` of the card) that its run script builds, also with one value
-    (`router_balance=bias`) or for models of one kind (`sliding_window:dense`, `:experts`); others are left out of the model that trials train, and said."""
+    (`router_balance=bias`) or for one kind of models (`sliding_window:dense`, `:experts`); what is not listed is left
+    out of the model that trials train, and said."""
     cannot: dict[str, str] = {}
     """Model features that its run script cannot build (names of `LIMITS`) -> the remedy, one line each."""
     precisions: tuple[str, ...] = ()
