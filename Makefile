@@ -71,6 +71,9 @@ test-soak: $(VENV)/.installed-dev  ## ledgers of up to a million events, and 200
 	$(PYTEST) -n 0 -s tests/named/test_large_ledgers.py
 	$(BIN)/python benchmarks/reliability.py --moments 200 --together 10
 
+test-open-loop: $(VENV)/.installed-dev  ## ten searches of the CPU server at a rate of requests, their winners measured again
+	$(PYTEST) -n 0 tests/named/test_open_loop.py
+
 docs: $(VENV)/.installed-dev  ## the site of the documentation, in site/; a broken link is an error
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
 

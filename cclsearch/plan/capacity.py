@@ -13,7 +13,6 @@ from cclsearch.propose.base import SearchView
 from cclsearch.propose.bayes.prediction import Limited, predict_limited
 from cclsearch.space.knobs import meaning_of
 from cclsearch.stats.closed_form import Rows
-from cclsearch.stats.kernel import Array
 from cclsearch.tasks.base import task_of
 
 FEW = 6
@@ -51,7 +50,7 @@ def describe_capacity(view: SearchView) -> list[str]:
 
 def _describe_most(view: SearchView, whole: Limited, carried: dict[int, float], wanted: str) -> Iterator[str]:
     task, best = task_of(view.card), max(carried, key=lambda row: carried[row])
-    shares = (carried[best], *carried[best] * _ends(whole, best))
+    shares = (carried[best], *carried[best] * np.median(whole.interval_2n, axis=1))
     most, *ends = (task.describe_load(task.share_load(view.card, share) or view.card) for share in shares)
     interval = " to ".join(end.split()[0] for end in ends)
     yield f"no configuration is predicted to {wanted}; the most is about {most} [{interval}] with {_label(view, best)}"
@@ -89,11 +88,6 @@ def _find_most(view: SearchView, carried: dict[int, float]) -> None:
         middle = math.sqrt(kept * broken)
         _look(view, middle, carried)
         broken = broken if middle in carried.values() else middle
-
-
-def _ends(whole: Limited, row: int) -> Array:
-    at = np.flatnonzero(whole.rows == row)
-    return whole.interval_2n[:, at[0]] if len(at) else np.median(whole.interval_2n, axis=1)
 
 
 def _relax(view: SearchView, whole: Limited) -> Iterator[str]:

@@ -69,7 +69,7 @@ def _find_wrong(evidence: ServingEvidence) -> Iterator[str]:
         of = f"load {number + 1}: "
         planned = _asked(evidence, number).requests
         if loads[number].ended_s is not None:
-            if not _was_behind(records):
+            if measure_settling(records).get(SERVED.name, 1.0) >= KEPT_UP:
                 yield f"{of}the script ended it early, but the server kept up with it"
             planned, records = planned[: len(records)], [record for record in records if not record.error]
         elif sorted(record.number for record in records) != list(range(len(planned))):
@@ -87,11 +87,6 @@ def _find_wrong(evidence: ServingEvidence) -> Iterator[str]:
             ):
                 if got != want:
                     yield f"{of}the {what} of request {record.number} has {count_of(got, 'token')}; {want} were asked"
-
-
-def _was_behind(records: list[RequestRecord]) -> bool:
-    """Whether the log shows that a load which was ended could not be kept up with."""
-    return measure_settling(records).get(SERVED.name, 1.0) < KEPT_UP
 
 
 def _asked(evidence: ServingEvidence, number: int) -> AskedLoad:
