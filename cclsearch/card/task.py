@@ -44,7 +44,7 @@ class DeclaredTask(Protocol):
 
 TASKS: Registry[DeclaredTask] = Registry(
     "task",
-    {name: f"cclsearch.tasks.{name}.task" for name in ("inference", "serving", "training")},
+    {name: f"cclsearch.tasks.{name}.task" for name in ("command", "inference", "serving", "training")},
     needs=("metrics", "primary", "make_input"),
 )
 """name -> kind of workload; see `cclsearch.tasks.base.Task`."""

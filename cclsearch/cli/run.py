@@ -110,13 +110,33 @@ def _choose_extend(args: argparse.Namespace) -> str | None:
     return None if chosen == Extend.OFF.value else str(chosen)
 
 
+def read_command(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the fields of the request that `--command` sets; None without it."""
+    if args.command is None:
+        if used := next((name for name in ("read", "template", "maximize") if getattr(args, name, None)), None):
+            raise UserError(f"--{used}: belongs to --command, and none is given")
+        return None
+    for name in ("launcher", "recording", "in_allocation"):
+        if getattr(args, name):
+            raise UserError(
+                f"--command and --{name.replace('_', '-')} exclude each other: the command runs here; write what"
+                " submits it and waits into it (`srun ...`, `sbatch --wait ...`, `ssh HOST ...`)"
+            )
+    from cclsearch.plan.command import plan_command
+
+    return plan_command(args)
+
+
 def make_request(args: argparse.Namespace) -> SearchRequest:
     """Return the search request; options that were not given come from the project's settings."""
     settings = load_settings()
     llm = None if args.llm == NO_LLM else args.llm or settings.llm
     _refuse_unused_llm_options(args, llm)
-    if args.workload is None and args.recording is None:
-        raise UserError("nothing is named: give --workload NAME, or --recording NAME for the card of a recording")
+    own = read_command(args)
+    if own is None and args.workload is None and args.recording is None:
+        raise UserError(
+            "nothing is named: give --workload NAME, --recording NAME for the card of a recording, or --command"
+        )
     workload, recording = read_names(args.workload, args.recording, args.launcher)
     options = {
         "mode": args.llm_mode,
@@ -129,7 +149,10 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         "extend": _choose_extend(args) if llm else None,
     }
     return SearchRequest(
-        workload=workload or str(find_recording(recording or "") / "card.yaml"),
+        **(own or {"objective": args.objective or settings.objective}),
+        workload=own["card"].name
+        if own and "card" in own
+        else workload or str(find_recording(recording or "") / "card.yaml"),
         limits=SearchLimits(
             budget=args.budget or settings.budget or DEFAULT_BUDGET,
             trial_timeout_s=args.timeout_min * 60,
@@ -140,9 +163,8 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
         ),
         overlays=tuple(args.overlay),
         sets=tuple(args.set),
-        launcher=args.launcher or (None if recording else settings.launcher),
+        launcher=None if own else args.launcher or (None if recording else settings.launcher),
         recording=recording,
-        objective=args.objective or settings.objective,
         constraints=tuple(args.constraint),
         llm=llm,
         llm_options={name: value for name, value in options.items() if value is not None},

@@ -6,8 +6,10 @@ No run script declares what ran and no trace shows it, so every result is marked
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,11 +22,20 @@ from cclsearch.card.task import TASKS
 from cclsearch.core.atomic_file import write_atomically
 from cclsearch.core.errors import UserError
 from cclsearch.core.numbers import parse_number
+from cclsearch.core.processes import find_processes_by_variable, terminate_processes
 from cclsearch.core.secrets.redact import redact
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Failure, FailureKind, Model, Provenance, Stage, Value
 from cclsearch.launch.base import Check, Handle, InstantLauncher, Job, JobState, JobStatus, submit_error, write_model
-from cclsearch.launch.collect import classify_text, clear_results
+from cclsearch.launch.collect import (
+    classify_text,
+    clear_results,
+    collect_end,
+    explain_timeout,
+    quote_last_line,
+    read_fault,
+)
+from cclsearch.launch.command import TRIAL_DIR, Command
 from cclsearch.launch.contract import RESULT_FILE, STDERR_FILE, RunStatus, TrialResult, make_result
 from cclsearch.launch.profile import LAUNCHERS, Profile
 from cclsearch.space.table import Space
@@ -42,12 +53,17 @@ _MESSAGE_LENGTH = 500
 _running: dict[Path, tuple[Handle, threading.Thread]] = {}
 """Folder of an attempt -> its job, while a thread of this process measures it, whichever launcher started it."""
 
+_cancelled: set[Path] = set()
+"""Folders of attempts whose command is to end."""
+
 
 class InProcessSettings(Model):
     """The launcher's own fields."""
 
     threads: int = Field(default=1, ge=1)
     """Calls at a time; with 1, the function runs in the thread that searches."""
+    command: Command | None = None
+    """What measures in place of a function."""
 
 
 @LAUNCHERS.register("in-process")
@@ -57,9 +73,10 @@ class InProcessLauncher(InstantLauncher):
     name = "in-process"
     provenance = Provenance.CALLER
 
-    def __init__(self, threads: int = 1, run_dir: Path | None = None) -> None:
+    def __init__(self, threads: int = 1, run_dir: Path | None = None, command: Command | None = None) -> None:
         self.max_parallel = threads
-        self.poll_interval_s = 0.0 if threads == 1 else 0.02
+        self.command = command
+        self.poll_interval_s = 0.1 if command else 0.0 if threads == 1 else 0.02
         self.is_measuring = False
         """Whether the thread that searches is inside the function."""
         self._run_dir = run_dir
@@ -69,7 +86,8 @@ class InProcessLauncher(InstantLauncher):
     @classmethod
     def from_profile(cls, profile: Profile) -> InProcessLauncher:
         """Return the launcher, still without its function."""
-        return cls(profile.read_settings(InProcessSettings).threads, profile.run_dir)
+        settings = profile.read_settings(InProcessSettings)
+        return cls(settings.threads, profile.run_dir, settings.command)
 
     def use_workload(self, card: Card, space: Space) -> None:
         """Take the card, whose task says which metric the function must return."""
@@ -77,7 +95,7 @@ class InProcessLauncher(InstantLauncher):
 
     def use_function(self, function: Measure | None, run_id: str) -> None:
         """Take the function; UserError if there is none."""
-        if function is None:
+        if function is None and self.command is None:
             raise UserError(
                 f"the trials of {run_id!r} are measured by a function of Python, which only its program has: continue"
                 f" with `cclsearch.resume({run_id!r}, measure)` there, or `ccl-search ask {run_id}`"
@@ -85,8 +103,9 @@ class InProcessLauncher(InstantLauncher):
         self._function = function
 
     def cancel(self, handles: Sequence[Handle]) -> None:
-        """Wait until the function has returned: nothing can end it from outside."""
+        """End commands, and wait until functions have returned: nothing can end these from outside."""
         for handle in handles:
+            _cancelled.add(handle.trial_dir)
             if (running := _running.get(handle.trial_dir)) is not None:
                 running[1].join()
 
@@ -102,6 +121,8 @@ class InProcessLauncher(InstantLauncher):
 
     def render(self, job: Job) -> str:
         """Return a comment that takes the place of a job script."""
+        if self.command is not None:
+            return f"cd {shlex.quote(self.command.folder)}\n{self.command.fill(job.payload.config, job.trial_dir)}\n"
         return f"# no job: the caller's function measures {job.payload.config}\n"
 
     def check(self) -> list[Check]:
@@ -115,7 +136,7 @@ class InProcessLauncher(InstantLauncher):
             clear_results(job.trial_dir, STDERR_FILE)
             if self._function is ELSEWHERE:
                 return handle
-            if self.max_parallel == 1:
+            if self.max_parallel == 1 and self.command is None:
                 self.is_measuring = True
                 self._measure(job)
             else:
@@ -134,6 +155,8 @@ class InProcessLauncher(InstantLauncher):
             return JobStatus(state=JobState.DONE)
         if self._function is ELSEWHERE or (running is not None and running[1].is_alive()):
             return JobStatus(state=JobState.RUNNING, note="it is being measured")
+        if self.command is not None:  # of a search that was killed
+            terminate_processes(find_processes_by_variable(TRIAL_DIR, str(handle.trial_dir)))
         ended = "the process that called the function ended before it returned"
         return JobStatus.failed(FailureKind.NODE_FAILED, ended)
 
@@ -143,8 +166,35 @@ class InProcessLauncher(InstantLauncher):
         finally:
             _running.pop(job.trial_dir, None)
 
+    def _run(self, command: Command, job: Job) -> None:
+        """Run the command and write `result.json`, unless it was cancelled."""
+        card, folder, begin_s, start_s = self._card, job.trial_dir, time.time(), time.monotonic()
+        assert card is not None, "the session gives the launcher its card"
+        try:
+            code = command.run(job.payload.config, folder, lambda: folder in _cancelled)
+            elapsed_s = time.monotonic() - start_s
+            if code is None:
+                return
+            if code == 0:
+                figures = {"elapsed_s": elapsed_s, **command.read_figures(folder, begin_s)}
+                write_model(folder / RESULT_FILE, _make_result(card, figures, "the command has"))
+                return
+            end = collect_end(folder, exit_code=code)
+            if not isinstance(end, Failure) or (code > 0 and read_fault(folder) is None):
+                text = f"the command ended with exit code {code}{quote_last_line(folder)}"
+                end = _fail(FailureKind.CRASHED, redact(text))
+            failure = end
+        except TimeoutError:
+            failure = _fail(FailureKind.TIMEOUT, explain_timeout(command.timeout_s))
+        except ValueError as error:  # a figure is not there, or no number
+            failure = _fail(FailureKind.CRASHED, one_line(redact(str(error)), _MESSAGE_LENGTH))
+        write_model(folder / RESULT_FILE, _make_failed(card, failure))
+
     def _measure(self, job: Job) -> None:
         """Call the function and write `result.json`; its exception is the trial's failure, except Ctrl-C."""
+        if self.command is not None and self._function is None:
+            self._run(self.command, job)
+            return
         function, card = self._function, self._card
         assert function is not None, "the session gives the launcher its function"
         assert card is not None, "the session gives the launcher its card"
@@ -162,13 +212,17 @@ class InProcessLauncher(InstantLauncher):
         write_model(job.trial_dir / RESULT_FILE, result)
 
 
-def _make_result(card: Card, returned: object) -> TrialResult:
+def _fail(kind: FailureKind, message: str) -> Failure:
+    return Failure(stage=Stage.RUN, kind=kind, message=message)
+
+
+def _make_result(card: Card, returned: object, who: str = "measure(config) returned") -> TrialResult:
     """Return the result of a call that returned; a failed one if it returned no valid measurement."""
     try:
         metrics = _read_metrics(returned, TASKS.get(card.task).primary)
         return make_result(card, metrics, status=RunStatus.OK, caller=True)
     except (_BadReturn, ValidationError) as error:
-        text = f"measure(config) returned {one_line(redact(repr(returned)), 120)}: {one_line(str(error), 300)}"
+        text = f"{who} {one_line(redact(repr(returned)), 120)}: {one_line(str(error), 300)}"
         return _make_failed(card, Failure(stage=Stage.RUN, kind=FailureKind.CRASHED, message=text))
 
 

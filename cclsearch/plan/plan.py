@@ -79,10 +79,13 @@ def plan_search(request: SearchRequest) -> Plan:
         in_allocation=request.in_allocation,
         may_simulate=request.may_simulate,
         threads=request.threads,
+        command=request.command,
     )
     objective = choose_objective(request.objective, request.constraints, task=requested_card.task)
     objective = task_of(requested_card).constrain(requested_card, objective)
     workload = resolve_workload(request, requested_card, target, objective)
+    if request.command is not None:
+        request.command.check({knob.name: len(knob.choices) for knob in workload.space.knobs})
     provenance = Provenance.RECORDED if workload.recording else _read_provenance(target.profile, workload.framework)
     strategy = choose_strategy(request)
     first = SearchView(workload.card, workload.space, (), frozenset(), 1, request.seed, target=objective)

@@ -14,6 +14,7 @@ from cclsearch.card.model import Card, KnobDeclaration
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import one_line
 from cclsearch.core.values import Config, Value
+from cclsearch.launch.command import Command
 from cclsearch.launch.profile import Profile, load_profile
 from cclsearch.plan.target import find_recording
 from cclsearch.recording.load import load_recording
@@ -37,7 +38,9 @@ class SearchRequest:
     card: Card | None = None
     """The card, if it is loaded already; `workload` is then only its name."""
     threads: int | None = None
-    """A function of the caller measures trials, in so many threads; None: jobs do."""
+    """A function of the caller measures trials, or a command, in so many threads; None: jobs do."""
+    command: Command | None = None
+    """The command in place of a function."""
     in_allocation: bool = False
     """Run trials as steps of the Slurm allocation that this process is in."""
     recording: str | None = None

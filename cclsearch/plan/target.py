@@ -13,6 +13,7 @@ from cclsearch.card.model import Card, Hardware
 from cclsearch.core.content import RECORDINGS_FOLDER, content_roots, list_content, list_recordings
 from cclsearch.core.errors import UserError
 from cclsearch.core.text import guess_name
+from cclsearch.launch.command import Command
 from cclsearch.launch.profile import Profile, load_profile, profile_from_mapping
 from cclsearch.launch.slurm.by_hand import list_doubts
 from cclsearch.launch.slurm.settings import SlurmSettings
@@ -42,15 +43,16 @@ def choose_target(
     in_allocation: bool = False,
     may_simulate: bool = True,
     threads: int | None = None,
+    command: Command | None = None,
 ) -> Target:
     """Return the named profile, else this machine if it has the accelerators, else the card's recording, else a
     simulated cluster.
 
     Raises UserError for a recording together with a launcher, and in place of a simulation that was not asked for,
-    unless `may_simulate`. With `threads`, a function of the caller measures trials, in so many threads.
+    unless `may_simulate`. With `threads`, a function of the caller or a command measures trials, in so many threads.
     """
     if threads is not None:
-        return _measure_here(threads)
+        return _measure_here(threads, command)
     if recording is not None and (in_allocation or launcher not in (None, "replay")):
         option = f"--launcher {launcher}" if launcher not in (None, "replay") else "--in-allocation"
         raise UserError(f"{option} and --recording {recording} exclude each other: a recording runs no trial")
@@ -166,12 +168,15 @@ def _describe_lack(card: Card, hardware: Hardware, found: int) -> str:
     return f"{card.name} needs {needed}, but this machine has {found or 'none'}"
 
 
-def _measure_here(threads: int) -> Target:
+def _measure_here(threads: int, command: Command | None) -> Target:
+    who = "your command measures" if command else "your function, or `ccl-search tell`, measures"
     note = (
-        "your function, or `ccl-search tell`, measures the trials: no run script declares their work and no trace shows"
-        " it, so admission cannot check that; figures are marked caller-measured"
+        f"{who} the trials: no run script declares their work and no trace shows it, so the work was not checked;"
+        " figures are marked caller-measured"
     )
-    return Target(profile_from_mapping({"launcher": IN_PROCESS, "threads": threads}, name=IN_PROCESS), notes=(note,))
+    settings = {"command": command.model_dump(mode="json")} if command else {}
+    profile = profile_from_mapping({"launcher": IN_PROCESS, "threads": threads, **settings}, name=IN_PROCESS)
+    return Target(profile, notes=(note,))
 
 
 def _replay(folder: Path, *notes: str) -> Target:

@@ -19,6 +19,7 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import public_environment, redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Config, Model
+from cclsearch.launch.command import Command
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment
 from cclsearch.run.spec import RunSpec
 from cclsearch.space.framework import FOLDER, SUFFIX, Framework, find_framework, load_framework
@@ -111,6 +112,9 @@ def launch_as_json(spec: RunSpec, config: Config) -> dict[str, Any]:
 
 def launch_of_run(spec: RunSpec, config: Config) -> LaunchForm:
     """As `make_launch`, with the variables of the run's profile. The run has its framework: none is suggested."""
+    if (own := spec.profile.settings.get("command")) is not None:
+        line = Command.model_validate(own).fill(config, Path("."))
+        return LaunchForm(title="your command", command=("/bin/sh", "-c", line), checked="it is what the trial ran")
     name, own = spec.framework, config
     if find_framework(name) is None:  # a table of several engines has the engine as a knob
         engines = [(knob, str(value)) for knob, value in config.items() if find_framework(str(value)) is not None]

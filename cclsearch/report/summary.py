@@ -220,7 +220,7 @@ def describe_unchecked(best: Trial) -> str:
     """Name the admission rules that could not be checked of a trial measured by a function of the caller."""
     unchecked = [verdict.rule for verdict in best.outcome.verdicts if verdict.ok is None] if best.outcome else []
     return (
-        "measured by the caller's function: no run script declares what ran and no trace shows it, so these admission"
+        "measured by the caller: no run script declares what ran and no trace shows it, so these admission"
         f" rules were not checked: {', '.join(unchecked)}"
     )
 

@@ -179,7 +179,8 @@ def resume_command(spec: RunSpec, state: RunState, name: str) -> str:
         return f"ccl-search resume {name} --max-node-hours {2 * limit:g}"
     left = max(spec.limits.budget, state.budget_raised_to) - state.num_spent
     is_used_up = left <= 0 and not state.num_unfinished and state.best is None
-    verb = "ask" if spec.provenance is Provenance.CALLER else "resume"
+    is_told = spec.provenance is Provenance.CALLER and not spec.profile.settings.get("command")
+    verb = "ask" if is_told else "resume"
     return f"ccl-search {verb} {name}" + (f" --budget {state.num_spent + spec.limits.budget}" if is_used_up else "")
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from cclsearch.card.model import FEATURES, PRECISION, Card
 from cclsearch.card.task import TASKS, list_declared
@@ -55,7 +55,7 @@ class Framework(Model):
     """The Python package that the script needs, for checks."""
     use_fewer: bool | Literal["cpu"] = False
     """Whether configurations that leave accelerators idle are in the space by default; `cpu`: only on CPUs."""
-    knobs: tuple[FrameworkKnob, ...] = Field(min_length=1)
+    knobs: tuple[FrameworkKnob, ...]
     optional_knobs: tuple[FrameworkKnob, ...] = ()
     """Knobs that a space has only if a card, a profile, the user or a growth names them. A configuration without the
     knob has its first choice.

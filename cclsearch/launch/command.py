@@ -1,0 +1,174 @@
+"""A command of the user's own as what measures trials: the knobs filled in, and its figures read from what it wrote.
+
+Text of the user's is the command; values of knobs enter it as single shell words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pydantic import Field
+
+from cclsearch.core.errors import UserError
+from cclsearch.core.numbers import parse_number
+from cclsearch.core.processes import find_processes_by_variable, terminate_processes
+from cclsearch.core.secrets.names import is_secret_name
+from cclsearch.core.text import guess_name, one_line
+from cclsearch.core.values import Model, Value, format_knob_value
+from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
+from cclsearch.space.knobs import canonical_name
+
+HOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+JSON = "json:"
+TEMPLATE = "template"
+"""What a command calls the trial's filled-in copy of its template."""
+TRIAL_DIR = "CCL_TRIAL_DIR"
+"""Variable that names the trial's folder to the command, and by which its processes are found."""
+MAX_COARSE_S = 2.0
+"""Seconds by which the times of files may be too early."""
+MAX_READ = 64 * 2**20
+"""Bytes at the end of a log, or of a file, in which figures are looked for."""
+
+
+class Command(Model):
+    """How a command is started, and where its figures are."""
+
+    text: str
+    reads: dict[str, str] = {}
+    """Metric -> regular expression with one group, or `json:FILE#KEY.KEY`."""
+    folder: str
+    """Where it starts."""
+    template: str | None = None
+    """File or folder that each trial gets a copy of, with the knobs filled in: `{template}` in the command."""
+    timeout_s: float = Field(gt=0)
+
+    def check(self, knobs: Mapping[str, int]) -> None:
+        """Raise UserError for what no trial could start with: unused or unknown knobs, or figures that cannot be read.
+
+        `knobs` has the number of choices of each.
+        """
+        places = [self.text, *(path.read_text(encoding="utf-8") for path in self._files())]
+        used = {canonical_name(name) for text in places for name in HOLDER.findall(text)}
+        if missing := [name for name, choices in knobs.items() if choices > 1 and name not in used]:
+            where = f"the command or {self.template!r}" if self.template else "the command"
+            raise UserError(f"--knob {missing[0]}: write {{{missing[0]}}} into {where}, or give it one value")
+        for name in HOLDER.findall(self.text):
+            if canonical_name(name) not in (*knobs, TEMPLATE) or (name == TEMPLATE and self.template is None):
+                how = "give --template FILE" if name == TEMPLATE else f"give its values with --knob {name}=A,B"
+                raise UserError(f"--command: {{{name}}} is not a knob{guess_name(name, knobs)}: {how}")
+        for metric, pattern in self.reads.items():
+            if pattern.startswith(JSON):
+                continue
+            try:
+                groups = re.compile(pattern).groups
+            except re.error as error:
+                raise UserError(f"--read {metric}: {pattern!r} is not a regular expression: {error}") from None
+            if groups != 1:
+                raise UserError(
+                    f"--read {metric}: {pattern!r} must have one group (...) around the number, not {groups}"
+                )
+
+    def fill(self, config: Mapping[str, Value], folder: Path) -> str:
+        """Return the line of shell with these knobs, each a single word; `folder` is the trial's."""
+        values = {name: format_knob_value(value) for name, value in config.items()}
+        values[TEMPLATE] = str(folder / TEMPLATE / Path(self.template or "").name)
+        return HOLDER.sub(lambda found: shlex.quote(values[canonical_name(found[1])]), self.text)
+
+    def run(self, config: Mapping[str, Value], folder: Path, is_cancelled: Callable[[], bool]) -> int | None:
+        """Run it with these knobs, its output into `folder`; returns its exit code, or None if it was cancelled.
+
+        Raises TimeoutError after its time. Every process that it started ends with it.
+        """
+        text = self.fill(config, folder)
+        if self.template is not None:
+            self._fill_template({name: format_knob_value(value) for name, value in config.items()}, folder)
+        passed = {name: value for name, value in os.environ.items() if not is_secret_name(name)}
+        own = {TRIAL_DIR: str(folder)}
+        end_s = time.monotonic() + self.timeout_s
+        with open(folder / STDOUT_FILE, "wb") as out, open(folder / STDERR_FILE, "wb") as errors:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", text],
+                cwd=self.folder,
+                env={**passed, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C in the terminal reaches the search, which ends the command
+            )
+            try:
+                while process.poll() is None:
+                    if is_cancelled():
+                        return None
+                    if time.monotonic() > end_s:
+                        raise TimeoutError
+                    time.sleep(0.05)
+                return process.returncode
+            finally:
+                terminate_processes(find_processes_by_variable(TRIAL_DIR, str(folder)))
+                process.wait()
+
+    def read_figures(self, folder: Path, since_s: float) -> dict[str, float]:
+        """Return the metrics that the command printed or wrote since then; ValueError names what is missing."""
+        printed = "\n".join(_read_end(folder / name) for name in (STDOUT_FILE, STDERR_FILE))
+        figures = {}
+        for metric, pattern in self.reads.items():
+            try:
+                figures[metric] = self._read(pattern, printed, folder, since_s)
+            except (ValueError, LookupError, TypeError) as error:
+                why = str(error) if isinstance(error, ValueError) else repr(error)
+                raise ValueError(f"--read {metric}: {pattern!r}: {one_line(why, 200)}") from None
+        return figures
+
+    def _read(self, pattern: str, printed: str, folder: Path, since_s: float) -> float:
+        if pattern.startswith(JSON):
+            name, _, keys = pattern.removeprefix(JSON).partition("#")
+            own = folder / name  # as $CCL_TRIAL_DIR/NAME
+            path = own if own.is_file() else Path(self.folder, name)
+            if path.is_file() and path.stat().st_mtime < since_s - MAX_COARSE_S:
+                raise ValueError(f"{path} is older than the trial, so another one wrote it")
+            found: Any = json.loads(_read_end(path))
+            for key in filter(None, keys.split(".")):
+                found = found[int(key)] if isinstance(found, list) else found[key]
+            return float(found)
+        texts = re.findall(pattern, printed)
+        if not texts:
+            raise ValueError("nothing that it printed matches")
+        numbers = [parse_number(text.replace(",", "")) for text in texts]
+        return float(median(numbers[len(numbers) // 2 :]))  # the first half may be warm-up and compilation
+
+    def _files(self) -> list[Path]:
+        root = Path(self.folder, self.template) if self.template is not None else None
+        if root is None:
+            return []
+        if not root.exists():
+            raise UserError(f"--template {self.template}: there is no such file or folder in {self.folder}")
+        return [path for path in sorted(root.rglob("*")) if path.is_file()] if root.is_dir() else [root]
+
+    def _fill_template(self, values: Mapping[str, str], folder: Path) -> None:
+        """Write the template with the knobs filled in; other braces stay."""
+        root = Path(self.folder, self.template or "")
+        for path in self._files():
+            copy = folder / TEMPLATE / path.relative_to(root.parent)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            filled = HOLDER.sub(
+                lambda found: values.get(canonical_name(found[1]), found[0]), path.read_text(encoding="utf-8")
+            )
+            copy.write_text(filled, encoding="utf-8")
+
+
+def _read_end(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - MAX_READ, 0))
+            return file.read().decode("utf-8", "replace")
+    except OSError as error:
+        raise ValueError(one_line(f"{path}: {error.strerror or error}", 300)) from None

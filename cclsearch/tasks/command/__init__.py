@@ -1,0 +1,1 @@
+"""The task `command`: any program, of which only its figures are known."""
