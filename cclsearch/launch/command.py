@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -26,11 +25,9 @@ from cclsearch.core.text import guess_name, one_line
 from cclsearch.core.values import Model, Value, format_knob_value
 from cclsearch.launch.contract import STDERR_FILE, STDOUT_FILE
 from cclsearch.space.knobs import canonical_name
+from cclsearch.space.parse import HOLDER, TEMPLATE, fill_command
 
-HOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 JSON = "json:"
-TEMPLATE = "template"
-"""What a command calls the trial's filled-in copy of its template."""
 TRIAL_DIR = "CCL_TRIAL_DIR"
 """Variable that names the trial's folder to the command, and by which its processes are found."""
 MAX_COARSE_S = 2.0
@@ -79,9 +76,7 @@ class Command(Model):
 
     def fill(self, config: Mapping[str, Value], folder: Path) -> str:
         """Return the line of shell with these knobs, each a single word; `folder` is the trial's."""
-        values = {name: format_knob_value(value) for name, value in config.items()}
-        values[TEMPLATE] = str(folder / TEMPLATE / Path(self.template or "").name)
-        return HOLDER.sub(lambda found: shlex.quote(values[canonical_name(found[1])]), self.text)
+        return fill_command(self.text, config, str(folder / TEMPLATE / Path(self.template or "").name))
 
     def run(self, config: Mapping[str, Value], folder: Path, is_cancelled: Callable[[], bool]) -> int | None:
         """Run it with these knobs, its output into `folder`; returns its exit code, or None if it was cancelled.

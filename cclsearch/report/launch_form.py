@@ -19,10 +19,10 @@ from cclsearch.core.errors import UserError
 from cclsearch.core.secrets.redact import public_environment, redact
 from cclsearch.core.text import one_line, plain
 from cclsearch.core.values import Config, Model
-from cclsearch.launch.command import Command
 from cclsearch.launch.contract import CONFIG_FILE, TrialInput, trial_environment
 from cclsearch.run.spec import RunSpec
 from cclsearch.space.framework import FOLDER, SUFFIX, Framework, find_framework, load_framework
+from cclsearch.space.parse import fill_command
 from cclsearch.tasks.base import task_of
 
 SHOW_LAUNCH = "--show-launch"
@@ -112,8 +112,8 @@ def launch_as_json(spec: RunSpec, config: Config) -> dict[str, Any]:
 
 def launch_of_run(spec: RunSpec, config: Config) -> LaunchForm:
     """As `make_launch`, with the variables of the run's profile. The run has its framework: none is suggested."""
-    if (own := spec.profile.settings.get("command")) is not None:
-        line = Command.model_validate(own).fill(config, Path("."))
+    if isinstance(own_command := spec.profile.settings.get("command"), dict):
+        line = fill_command(own_command["text"], config, str(own_command["template"]))
         return LaunchForm(title="your command", command=("/bin/sh", "-c", line), checked="it is what the trial ran")
     name, own = spec.framework, config
     if find_framework(name) is None:  # a table of several engines has the engine as a knob

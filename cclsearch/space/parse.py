@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -208,3 +209,15 @@ def _translate(name: str, choice: Value) -> dict[str, Value]:
         known = ", ".join(map(str, meanings))
         raise ValueError(f"{choice!r} has no counterpart here; known: {known} (remove it from the file)")
     return meanings[choice]
+
+
+HOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+"""Where a user's own command or file has a knob: `{tp}`."""
+TEMPLATE = "template"
+"""What a command calls the trial's filled-in copy of its template."""
+
+
+def fill_command(text: str, config: Mapping[str, Value], template: str) -> str:
+    """Return the user's line of shell with these knobs, each a single word, and the path of the filled-in template."""
+    values = {**{name: format_knob_value(value) for name, value in config.items()}, TEMPLATE: template}
+    return HOLDER.sub(lambda found: shlex.quote(values[canonical_name(found[1])]), text)
