@@ -37,9 +37,7 @@ def plan_command(args: argparse.Namespace) -> dict[str, Any]:
         own["objective"] = args.objective
         return own
     if not knobs:
-        raise UserError(
-            "--command: give what to vary, such as --knob micro_batch_size=1,2,4 with {micro_batch_size} in it"
-        )
+        raise UserError("--command: give what to vary, as --knob NAME=A,B, and write {NAME} into the command")
     accelerators = math.prod(max(k.choices) for k in knobs if k.name in rank_degrees() and k.name != "precision")
     node = {"count_per_node": accelerators}
     card = {
