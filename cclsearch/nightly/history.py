@@ -14,7 +14,7 @@ from cclsearch.core.job_file import RESULT_BYTES, read_job_json
 from cclsearch.core.metrics import MetricInfo
 from cclsearch.core.values import Config
 from cclsearch.launch.contract import RESULT_FILE
-from cclsearch.record.trial import Trial, TrialState, count_states, find_state
+from cclsearch.record.trial import Trial, TrialState, find_state
 from cclsearch.report.figures import find_figure
 from cclsearch.run.folder import Run, load_run
 from cclsearch.run.spec import SPEC_FILE, RunSpec
@@ -176,7 +176,7 @@ def read_night(run: Run, since_s: float = 0.0) -> Night:
         run=run,
         samples={config: tuple(runs) for config, runs in samples.items()},
         failures={trial.config: trial for trial in failed if trial.config not in samples},
-        ends=count_states(trial for ended in found.values() for trial in ended),
+        ends=Counter(state for state, ended in found.items() for trial in ended if trial.recomputes is None),
         failed=tuple(failed),
         refused=tuple(found[TrialState.REFUSED]),
         unfinished=tuple(unfinished),

@@ -95,8 +95,6 @@ class RunState:
     """Number of trials that had finished then."""
     _open: dict[int, None] = field(default_factory=dict)
     _baseline: int | None = None
-    _own_baselines: set[int] = field(default_factory=set)
-    """Trials of the configuration that the user compares with: more than one only after infrastructure failures."""
     _infrastructure_failures: list[int] = field(default_factory=list)
     # It happens if copies of a run are continued separately and their ledgers merged.
     _contested: set[int] = field(default_factory=set)
@@ -176,7 +174,8 @@ class RunState:
     @property
     def own_baseline(self) -> Trial | None:
         """Return the last trial of the configuration that the user compares with; it may have failed."""
-        return self.trials[max(self._own_baselines)] if self._own_baselines else None
+        own = [n for n, brief in self.trials.briefs.items() if brief.purpose is Purpose.BASELINE]
+        return self.trials[max(own)] if own else None
 
     @property
     def best(self) -> Trial | None:
@@ -283,8 +282,6 @@ class RunState:
         self.num_spent += event.purpose in PAID
         if event.purpose is Purpose.CONTROL:
             self.controls.add(event.trial)
-        if event.purpose is Purpose.BASELINE:
-            self._own_baselines.add(event.trial)
 
     def _finish(self, number: int, outcome: Outcome) -> None:
         """Take over the outcome of a trial that finished, or was evaluated again."""
@@ -308,11 +305,11 @@ class RunState:
             self._infrastructure_failures.append(number)
         if outcome.is_ranked:
             self.ranked.append(number)
-            if self._baseline is None or number in self._own_baselines:
+            if self._baseline is None or before.purpose is Purpose.BASELINE:
                 self._baseline = self._find_baseline()
 
     def _find_baseline(self) -> int | None:
-        own = (n for n in self.ranked if n in self._own_baselines)
+        own = (n for n in self.ranked if self.trials.briefs[n].purpose is Purpose.BASELINE)
         return next(own, None) or next((n for n in self.ranked if self.trials.briefs[n].is_search), None)
 
     def _apply(self, event: Event) -> None:

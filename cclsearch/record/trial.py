@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -209,11 +208,6 @@ def find_state(outcome: Outcome | None) -> TrialState:
     if outcome.failure.kind is FailureKind.JUDGING_ERROR:
         return TrialState.UNJUDGED
     return TrialState.FAILED if outcome.failure.kind.counts else TrialState.LOST
-
-
-def count_states(trials: Iterable[Trial]) -> Counter[TrialState]:
-    """State -> number of trials; confirmations, controls and references count, those that compute another again not."""
-    return Counter(find_state(trial.outcome) for trial in trials if trial.recomputes is None)
 
 
 def describe_counts(counts: Mapping[TrialState, int]) -> str:

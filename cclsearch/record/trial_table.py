@@ -83,7 +83,7 @@ class TrialTable(Mapping[int, Trial]):
 
     @property
     def counts(self) -> Counter[TrialState]:
-        """`count_states` of all trials, without reading them from the ledger."""
+        """State -> number of trials, confirmations and controls too, but not those that compute another again."""
         return Counter(brief.state for brief in self.briefs.values() if brief.recomputes is None)
 
     def select(self, *states: TrialState) -> Iterator[Trial]:

@@ -18,7 +18,7 @@ from cclsearch.core.values import FailureKind
 from cclsearch.propose.events import ArbiterMove, DecisionKind, LlmTurn
 from cclsearch.record.event import EVENT, LEDGER_VERSION, EndKind, RetryKind, encode_line
 from cclsearch.record.ledger import LEDGER_FILE, read_events
-from cclsearch.record.trial import TrialState, count_states
+from cclsearch.record.trial import TrialState
 from cclsearch.run.folder import Standing, load_run
 
 RUNS = TESTS / "recorded" / "runs"
@@ -52,7 +52,7 @@ def test_a_search_with_an_llm_opens_with_its_turns_and_its_best_trial():
     assert [event.after.since_trial for event in run.state.reported if isinstance(event, ArbiterMove)] == [2]
     best = run.state.best
     assert (best.number, best.loss, best.config["pp"]) == (1, 8.99, 4)
-    assert count_states(run.state.trials.values()) == {TrialState.ADMITTED: 7, TrialState.FAILED: 1}
+    assert run.state.trials.counts == {TrialState.ADMITTED: 7, TrialState.FAILED: 1}
 
 
 def test_a_measured_search_opens_with_its_failures_retries_and_confirmation():
@@ -61,7 +61,7 @@ def test_a_measured_search_opens_with_its_failures_retries_and_confirmation():
     outcome = trials[1].outcome
     assert (outcome.failure.kind, outcome.failure.rank) == (FailureKind.OUT_OF_MEMORY, 1)
     assert [retry.kind for retry in trials[6].retries] == [RetryKind.DISTURBED]
-    assert count_states(trials.values()) == {TrialState.ADMITTED: 4, TrialState.FAILED: 2, TrialState.REFUSED: 1}
+    assert trials.counts == {TrialState.ADMITTED: 4, TrialState.FAILED: 2, TrialState.REFUSED: 1}
     assert run.state.runs_of(trials[3].config) == [trials[3], trials[7]]
     assert (run.state.num_spent, run.state.best) == (6, trials[3])
     assert run.state.ended.kind is EndKind.BUDGET_USED
