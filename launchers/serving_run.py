@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -373,6 +374,8 @@ class EngineCounters:
 
     names: Mapping[str, tuple[str, ...]]
     """Metric -> one counter, or two whose quotient it is, such as the sum and the count of a histogram."""
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    """Metric -> pattern of the lines that state it now, with its number as the group; of several engines, the sum."""
     before: dict[str, float] = field(default_factory=dict)
 
     def read(self, server: Server) -> dict[str, float]:
@@ -384,7 +387,8 @@ class EngineCounters:
             if values:
                 added[counter] = sum(values) - self.before.get(counter, 0.0)
                 self.before[counter] = sum(values)
-        found = {}
+        stated = {name: re.findall(pattern, "\n".join(lines), re.MULTILINE) for name, pattern in self.sizes.items()}
+        found = {name: sum(map(float, numbers)) for name, numbers in stated.items() if numbers}
         for metric, (counter, *count) in self.names.items():
             divisor = added.get(count[0], 0.0) if count else 1.0
             if counter in added and divisor > 0:

@@ -76,10 +76,12 @@ OPTIONS = {
 """Knob -> option. `--disable-` options are given if the knob is false, the other switches if it is true."""
 PRECISION = "precision"
 COUNTERS: dict[str, tuple[str, ...]] = {
-    "preemptions": ("sglang:num_retracted_reqs_total",),
+    "preemptions": ("sglang:num_retracted_requests_total",),
     "queue_mean_s": ("sglang:queue_time_seconds_sum", "sglang:queue_time_seconds_count"),
 }
 """Metric of a load -> counters of the server."""
+SIZES = {"kv_cache_tokens": r"^sglang:max_total_num_tokens(?:\{.*\})? ([\d.e+]+)$"}
+"""Metric -> the line that states it (sglang/srt/observability/metrics_collector.py)."""
 ON_CPU = ("--device", "cpu", "--attention-backend", "torch_native", "--model-impl", "transformers")
 """Without GPUs: SGLang's wheels have no kernels for CPUs, so that attention is torch's and the model transformers'."""
 
@@ -171,7 +173,7 @@ def serve(trial: Trial) -> None:
             **describe_checkpoint(trial.data["precision"]),
         }
 
-    serve_trial(trial, command, EngineCounters(COUNTERS).read, describe, api=SGLANG, port_names=(MASTER,))
+    serve_trial(trial, command, EngineCounters(COUNTERS, SIZES).read, describe, api=SGLANG, port_names=(MASTER,))
 
 
 def find_folder(trial: Trial) -> Path:

@@ -93,6 +93,8 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "prefix_cache_hit_rate": ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
 }
 """Metric of a load -> counters of the server (vllm/v1/metrics/loggers.py)."""
+SIZES = {"kv_cache_tokens": r'^vllm:cache_config_info\{.*\bkv_cache_size_tokens="(\d+)"'}
+"""Metric -> the engines' own statement of it (vllm/config/cache.py: CacheConfig.metrics_info)."""
 SUMS = frozenset({"preemptions"})
 """Those that servers of one request have together; the others are means over requests or steps of one server."""
 
@@ -227,7 +229,7 @@ def measure(
     serve_trial(
         trial,
         command,
-        EngineCounters(counters).read,
+        EngineCounters(counters, SIZES).read,
         lambda server: {**describe_server(server, split, copies), **describe_checkpoint(trial.data["precision"])},
         read_joules=None if on_cpu else read_joules,
         port_names=port_names,

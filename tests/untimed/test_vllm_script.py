@@ -79,6 +79,7 @@ def test_the_launch_by_hand_has_the_same_options(script):
 def test_counters_of_prometheus_are_of_a_load_and_summed_over_engines(script):
     texts = [
         b'# HELP x\nvllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 4.0\n'
+        b'vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_tokens="5312"} 1.0\n'
         b"vllm:request_queue_time_seconds_sum 5.0\nvllm:request_queue_time_seconds_count 10.0\n",
         b'vllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 6.0\n'
         b"vllm:request_queue_time_seconds_sum 6.0\nvllm:request_queue_time_seconds_count 12.0\n",
@@ -88,8 +89,8 @@ def test_counters_of_prometheus_are_of_a_load_and_summed_over_engines(script):
         def get(self, path: str) -> bytes:
             return texts.pop(0)
 
-    counters = script.EngineCounters(script.COUNTERS)
-    assert counters.read(Server()) == {"preemptions": 7.0, "queue_mean_s": 0.5}
+    counters = script.EngineCounters(script.COUNTERS, script.SIZES)
+    assert counters.read(Server()) == {"preemptions": 7.0, "queue_mean_s": 0.5, "kv_cache_tokens": 5312.0}
     assert counters.read(Server()) == {"preemptions": 2.0, "queue_mean_s": 0.5}, "what one load added"
 
 

@@ -52,6 +52,7 @@ LATENCY_METRICS = tuple(
 )  # fmt: skip
 SERVER_METRICS = (
     _report("kv_cache_use_peak", "fraction", "use of its KV cache", "peak KV cache use", is_positive=False),
+    _report("kv_cache_tokens", "tokens", "size of its KV cache", "KV cache size", _HIGH),
     _report("preemptions", "requests", "preemptions", "preempted requests", is_positive=False),
     _report("queue_mean_s", "s", "time in its queue", "time in the queue, mean", is_positive=False),
     _report("tokens_per_step", "tokens", "steps", "tokens computed in a step, mean", _HIGH),
