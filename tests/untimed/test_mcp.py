@@ -36,6 +36,13 @@ from cclsearch.propose.agent.tools.tool_schemas import make_toolset
 from cclsearch.propose.events import LlmMode
 from cclsearch.run.folder import load_run
 
+
+@pytest.fixture(autouse=True)
+def _not_for_an_hour(monkeypatch):
+    """Let a search that a failed test left end soon."""
+    monkeypatch.setenv("CCL_SEARCH_LLM_TIMEOUT_S", "120")
+
+
 EXPERT = Implementation(name="expert", version="1.0")
 SEARCH = {"workload": "wl2", "launcher": "replay", "budget": 8, "strategy": "llm"}
 
