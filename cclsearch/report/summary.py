@@ -122,7 +122,7 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     figures = [name_value(task.metric(name), metrics[name]) for name in task.highlights if name in metrics]
     if figures:
         lines.append("      " + ", ".join(figures))
-    lines += _describe_scope(spec, best)
+    lines += _describe_scope(spec, state, best)
     if best.rationale:
         lines.append(f"proposed by {SOURCES.get(best.proposer, best.proposer)}: {one_line(best.rationale, 300)}")
     lines += [f"diagnosis: {one_line(text, 300)}" for text in best.outcome.diagnosis[:3]]
@@ -138,7 +138,7 @@ def _best_lines(spec: RunSpec, state: RunState, folder: Path, best: Trial) -> li
     return lines
 
 
-def _describe_scope(spec: RunSpec, best: Trial) -> Iterator[str]:
+def _describe_scope(spec: RunSpec, state: RunState, best: Trial) -> Iterator[str]:
     """Yield by which numerics the best trial differs from the card, and which knobs no trial varied."""
     framework = find_framework(spec.framework)
     if framework is None or spec.recording is not None:
@@ -146,7 +146,9 @@ def _describe_scope(spec: RunSpec, best: Trial) -> Iterator[str]:
     own = framework.undo_numerics(spec.card, best.config)
     if changes := {name: value for name, value in best.config.items() if own[name] != value}:
         yield f"numerics: {format_config(changes)}; the card's: {format_config({name: own[name] for name in changes})}"
-    searched = {knob.name for knob in (*spec.knobs, *spec.card.knobs)}
+    searched = {knob.name for knob in (*spec.knobs, *spec.card.knobs)}.union(
+        state.growth.choices if state.growth else ()
+    )
     if missing := [knob.name for knob in framework.list_optional(spec.card) if knob.name not in searched]:
         yield f"not searched: {', '.join(missing)} (`ccl-search space` shows the --knob that adds each)"
 

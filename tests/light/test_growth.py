@@ -385,7 +385,9 @@ def test_levers_are_opened_near_the_best_layouts_and_added_not_multiplied(projec
     """A simulated search of 10 trials: from trial 7 levers vary, two at once; the ledger opens again as it was."""
     monkeypatch.chdir(project)
     command = ["run", "-w", "wl5", "-l", "simulate", "--framework", "megatron", "--budget", "10", "--quiet"]
-    cli.out([*command, "--name", "levers"])
+    said = cli.out([*command, "--name", "levers"]).partition("not searched: ")[2]
+    assert "nccl_algo" in said
+    assert "moe_dispatcher" not in said
     folder = project / "runs" / "levers"
     run = load_run(folder)
     growth, layouts = run.state.growth, read_spec(folder).space_size
