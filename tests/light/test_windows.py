@@ -128,7 +128,7 @@ def test_the_energy_of_a_wait_without_an_answer_is_not_that_of_the_load(common, 
     monkeypatch.setattr(run, "open_window", lambda trial, number: now.__setitem__(0, now[0] + 120) or "")
     monkeypatch.setattr(run, "run_load", lambda target, load: now.__setitem__(0, now[0] + 5) or ([], 5.0))
     monkeypatch.setattr(run, "summarize_load", lambda *arguments: {})
-    fields = {"max_concurrency": None, "limits": {}, "concurrency": None}
+    fields = {"max_concurrency": None, "limits": {}, "concurrency": None, "arrival": "closed"}
     trial = make_trial(
         common, tmp_path, num_ranks=1, repeats=1, warmup_requests=1, shared_prefix_tokens=0,
         requests=[{"arrival_s": 1.0}], **fields,
