@@ -112,7 +112,7 @@ def _choose_extend(args: argparse.Namespace) -> str | None:
 
 def read_command(args: argparse.Namespace) -> dict[str, Any] | None:
     """Return the fields of the request that `--command` sets; None without it."""
-    if args.command is None:
+    if getattr(args, "command", None) is None:  # `ask` and `sweep` have no such option
         if used := next((name for name in ("read", "template", "maximize") if getattr(args, name, None)), None):
             raise UserError(f"--{used}: belongs to --command, and none is given")
         return None

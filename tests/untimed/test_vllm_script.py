@@ -64,9 +64,6 @@ def test_what_the_script_cannot_serve_is_refused(script, config, changes, messag
 def test_a_model_that_llama_and_mixtral_cannot_build_is_refused(script):
     with pytest.raises(script.IllegalConfig, match="gated_mlp must be true"):
         script.describe_model({**ARCH, "gated_mlp": False}, 64)
-    moe = {"num_experts": 4, "top_k": 2, "expert_intermediate_size": 8, "num_shared_experts": 1, "num_dense_layers": 0}
-    with pytest.raises(script.IllegalConfig, match="num_shared_experts and num_dense_layers must be 0"):
-        script.describe_model({**ARCH, "gated_mlp": True, "moe": moe}, 64)
 
 
 def test_the_launch_by_hand_has_the_same_options(script):
@@ -113,7 +110,8 @@ def test_the_cards_of_inference_have_a_space_a_prediction_and_a_launch(name):
     assert set(space.num_accelerators_N) == {1, 2, 4}
     assert predict_space(card, space) is not None
     form = make_launch(card, framework.name, space.config(0))
-    assert form.command[:3] == ("vllm", "serve", "MODEL")
+    assert form.command[:2] == ("vllm", "serve")
+    assert "/" in form.command[2], "the card names its checkpoint"
     assert "--tensor-parallel-size" in form.command
     assert "1160" in form.command, "1024 tokens in, 128 out and some to spare"
 
