@@ -9,6 +9,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,6 +35,9 @@ MAX_COARSE_S = 2.0
 """Seconds by which the times of files may be too early."""
 MAX_READ = 64 * 2**20
 """Bytes at the end of a log, or of a file, in which figures are looked for."""
+MAX_FIND_S = 30
+"""Seconds of matching: some expressions take years."""
+_FIND = "import json, re, sys; print(json.dumps(re.findall(sys.argv[1], sys.stdin.buffer.read().decode())))"
 
 
 class Command(Model):
@@ -53,7 +57,7 @@ class Command(Model):
 
         `knobs` has the number of choices of each.
         """
-        places = [self.text, *(path.read_text(encoding="utf-8") for path in self._files())]
+        places = [self.text, *map(_read_text, self._files())]
         used = {canonical_name(name) for text in places for name in HOLDER.findall(text)}
         if missing := [name for name, choices in knobs.items() if choices > 1 and name not in used]:
             where = f"the command or {self.template!r}" if self.template else "the command"
@@ -118,7 +122,7 @@ class Command(Model):
         for metric, pattern in self.reads.items():
             try:
                 figures[metric] = self._read(pattern, printed, folder, since_s)
-            except (ValueError, LookupError, TypeError) as error:
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
                 why = str(error) if isinstance(error, ValueError) else repr(error)
                 raise ValueError(f"--read {metric}: {pattern!r}: {one_line(why, 200)}") from None
         return figures
@@ -133,8 +137,8 @@ class Command(Model):
             found: Any = json.loads(_read_end(path))
             for key in filter(None, keys.split(".")):
                 found = found[int(key)] if isinstance(found, list) else found[key]
-            return float(found)
-        texts = re.findall(pattern, printed)
+            return parse_number(str(found))  # a number, not `true`
+        texts = _find_all(pattern, printed)
         if not texts:
             raise ValueError("nothing that it printed matches")
         numbers = [parse_number(text.replace(",", "")) for text in texts]
@@ -154,10 +158,22 @@ class Command(Model):
         for path in self._files():
             copy = folder / TEMPLATE / path.relative_to(root.parent)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            filled = HOLDER.sub(
-                lambda found: values.get(canonical_name(found[1]), found[0]), path.read_text(encoding="utf-8")
-            )
-            copy.write_text(filled, encoding="utf-8")
+            filled = HOLDER.sub(lambda found: values.get(canonical_name(found[1]), found[0]), _read_text(path))
+            copy.write_bytes(filled.encode("utf-8", "surrogateescape"))
+
+
+def _read_text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "surrogateescape")  # a folder may have files that are not texts
+
+
+def _find_all(pattern: str, text: str) -> list[str]:
+    """Return what the group of the pattern matched; in a process of its own, since `re` stops all threads."""
+    call = [sys.executable, "-I", "-c", _FIND, pattern]
+    try:
+        found = subprocess.run(call, input=text.encode(), stdout=subprocess.PIPE, check=True, timeout=MAX_FIND_S)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"matching takes more than {MAX_FIND_S} s: write a simpler expression") from None
+    return list(json.loads(found.stdout))
 
 
 def _read_end(path: Path) -> str:

@@ -186,7 +186,7 @@ class InProcessLauncher(InstantLauncher):
             failure = end
         except TimeoutError:
             failure = _fail(FailureKind.TIMEOUT, explain_timeout(command.timeout_s))
-        except ValueError as error:  # a figure is not there, or no number
+        except (ValueError, OSError, UserError) as error:  # a figure or a file is not there, or not readable
             failure = _fail(FailureKind.CRASHED, one_line(redact(str(error)), _MESSAGE_LENGTH))
         write_model(folder / RESULT_FILE, _make_failed(card, failure))
 

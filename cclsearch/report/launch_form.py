@@ -114,7 +114,9 @@ def launch_of_run(spec: RunSpec, config: Config) -> LaunchForm:
     """As `make_launch`, with the variables of the run's profile. The run has its framework: none is suggested."""
     if isinstance(own_command := spec.profile.settings.get("command"), dict):
         line = fill_command(own_command["text"], config, str(own_command["template"]))
-        return LaunchForm(title="your command", command=("/bin/sh", "-c", line), checked="it is what the trial ran")
+        filled = own_command["template"]
+        checked = f"the trial ran a copy of {filled} with its knobs filled in" if filled else "it is what the trial ran"
+        return LaunchForm(title="your command", command=("/bin/sh", "-c", line), checked=checked)
     name, own = spec.framework, config
     if find_framework(name) is None:  # a table of several engines has the engine as a knob
         engines = [(knob, str(value)) for knob, value in config.items() if find_framework(str(value)) is not None]

@@ -213,6 +213,8 @@ def _translate(name: str, choice: Value) -> dict[str, Value]:
 
 HOLDER = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 """Where a user's own command or file has a knob: `{tp}`."""
+_PART = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|[^'\"\\]+", re.DOTALL)
+"""Of a line of shell: an escaped character, a quoted text, or what is between these."""
 TEMPLATE = "template"
 """What a command calls the trial's filled-in copy of its template."""
 
@@ -220,4 +222,15 @@ TEMPLATE = "template"
 def fill_command(text: str, config: Mapping[str, Value], template: str) -> str:
     """Return the user's line of shell with these knobs, each a single word, and the path of the filled-in template."""
     values = {**{name: format_knob_value(value) for name, value in config.items()}, TEMPLATE: template}
-    return HOLDER.sub(lambda found: shlex.quote(values[canonical_name(found[1])]), text)
+
+    def fill(part: re.Match[str]) -> str:
+        quote = part[0][0] if part[0][0] == "'" or (part[0][0] == '"' and not re.search(r"\$\(|`", part[0])) else ""
+
+        def write(found: re.Match[str]) -> str:
+            value = values[canonical_name(found[1])]
+            word = shlex.quote(value)
+            return value if word == value else f"{quote}{word}{quote}"  # inside quotes: these end, and begin again
+
+        return HOLDER.sub(write, part[0])
+
+    return _PART.sub(fill, text)

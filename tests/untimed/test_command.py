@@ -14,6 +14,7 @@ import pytest
 
 from cclsearch.core.processes import find_processes_by_variable
 from cclsearch.run.folder import load_run
+from cclsearch.space.parse import fill_command
 
 TRAIN = """\
 import json, os, subprocess, sys, time
@@ -61,13 +62,20 @@ def test_a_command_is_searched_and_its_failures_and_figures_are_read(run, tmp_pa
 def test_the_greatest_figure_wins_and_a_template_is_filled_in(run, tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "a.yaml").write_text("batch: {mbs}\nother: ${model.width} {unknown}\n", encoding="utf-8")
-    words = ["--command", "cat {template}/a.yaml; env; exit 0", "--template", "conf", "--knob", "mbs=1,2,4"]
+    (tmp_path / "conf" / "b").write_bytes(b"\xff\r\n")
+    words = ["--command", "cat {template}/a.yaml; env; cmp {template}/b c*/b", "--template", "conf", "--knob=mbs=1,2,4"]
     done = run("run", *words, "--read", "batch=batch: ([0-9]+)", "--maximize", "--budget", "3", "--name", "a")
     run_ = load_run(tmp_path / "runs" / "a")
     assert (done.returncode, run_.state.best.config) == (0, {"micro_batch_size": 4}), done.stderr
     printed = (tmp_path / "runs" / "a" / "trials" / "0001" / "stdout.log").read_text(encoding="utf-8")
     assert "other: ${model.width} {unknown}" in printed, "only knobs are filled in"
     assert "not-for-jobs" not in printed
+
+
+def test_a_value_is_one_word_also_where_the_command_has_it_in_quotes():
+    value = "a; 'b $HOME"
+    line = fill_command("""printf '<%s>' {x} "{x}" '{x}' "$(echo {x})" \\'{x}""", {"x": value}, "")
+    assert subprocess.run(["sh", "-c", line], capture_output=True, text=True).stdout == f"<{value}>" * 4 + f"<'{value}>"
 
 
 def test_with_a_card_its_rules_take_part(run, tmp_path):
@@ -132,6 +140,8 @@ def test_what_cannot_start_is_one_line_before_a_run_exists(run, tmp_path, words,
         ("echo {x}; cat old.json", "a=json:old.json#a", "is older than the trial"),
         ("echo {x}", "a=json:none.json#a", "No such file"),
         ("echo [{x}] > $CCL_TRIAL_DIR/o.json", "a=json:o.json#0.b", "--read a"),
+        ("echo {x}; echo '[true]' > $CCL_TRIAL_DIR/o.json", "a=json:o.json#0", "must be a number"),
+        ("echo {x}; printf '[%0200000d' | tr 0 [ > $CCL_TRIAL_DIR/o.json", "a=json:o.json#0", "recursion"),
         ("echo {x}; exit 3", "a=(1)", "code 3"),
     ],
 )
