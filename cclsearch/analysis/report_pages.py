@@ -177,7 +177,7 @@ def neighbor_rows(space: Space, config: Config) -> list[int | None]:
         config = space.config(own)  # with knobs that were added since
     moved: list[dict[str, Value]] = []
     for knob in space.knobs:
-        at = knob.choices.index(config[knob.name])
+        at = knob.choices.index(config.get(knob.name, knob.neutral))
         for other in (at - 1, at + 1):
             if 0 <= other < len(knob.choices):
                 moved.append({**config, knob.name: knob.choices[other]})

@@ -46,7 +46,7 @@ def write_patch(spec: RunSpec, space: Space, config: Config) -> str:
 
 def _vary(space: Space, config: Config) -> Iterator[Config]:
     """Yield, for the first and last other choice of each knob, the nearest configuration of the space to this one."""
-    own = [knob.choices.index(config[knob.name]) for knob in space.knobs]
+    own = [knob.choices.index(config.get(knob.name, knob.neutral)) for knob in space.knobs]
     alike = (space.codes_NK == own).sum(axis=1)
     for column, knob in enumerate(space.knobs):
         others = [choice for choice in range(len(knob.choices)) if choice != own[column]]

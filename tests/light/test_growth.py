@@ -13,6 +13,7 @@ from recorded_runs import search, write_recording
 from scripted_launcher import ScriptedLauncher, ran
 from scripted_search import open_search
 
+from cclsearch.analysis.report_pages import neighbor_rows
 from cclsearch.core.errors import UserError
 from cclsearch.core.values import Config
 from cclsearch.loop.growth import MAX_GROWTHS, list_openings
@@ -22,6 +23,7 @@ from cclsearch.plan.workload import hash_space
 from cclsearch.record.event import SpaceGrown, encode_line
 from cclsearch.record.ledger import LEDGER_FILE
 from cclsearch.record.writer import RunWriter
+from cclsearch.report import patch
 from cclsearch.run.folder import load_run
 from cclsearch.run.spec import read_spec
 from cclsearch.space.framework import load_framework
@@ -398,5 +400,11 @@ def test_levers_are_opened_near_the_best_layouts_and_added_not_multiplied(projec
     lengths = [len(trial.config) for trial in run.state.trials.values()]
     assert lengths[:6] == [min(lengths)] * 6
     assert max(lengths) > min(lengths), "configurations name levers that differ from their defaults"
+    best = max(run.state.trials.values(), key=lambda trial: len(trial.config)).config
+    assert neighbor_rows(rebuild_space(run.spec), best)
+    monkeypatch.setattr(patch, "_try", lambda *_: None)  # each of the others would start the run script
+    assert str(best) in patch.write_patch(run.spec, rebuild_space(run.spec), best)
+    cli.out([*command, "--sampler", "tpe", "--name", "drawn"])
+    assert load_run(project / "runs" / "drawn").state.growth is not None
     cli.out([*command, "--no-levers", "--name", "layouts"])
     assert load_run(project / "runs" / "layouts").state.growth is None

@@ -76,9 +76,10 @@ class StudyParameters:
         return describe_knobs(self.space.knobs, as_positions=self.as_positions)
 
     def encode(self, config: Mapping[str, Value]) -> dict[str, Any]:
-        """Return the parameters of a configuration of the space."""
-        return {name: self._positions[name].index(config[name]) if name in self._positions else config[name]
-                for name in self.distributions}  # fmt: skip
+        """Return the parameters of a configuration of the space; a lever that it does not name has its default."""
+        values = {knob.name: config.get(knob.name, knob.neutral) for knob in self.space.knobs}
+        return {name: self._positions[name].index(value) if name in self._positions and value is not None else value
+                for name, value in values.items()}  # fmt: skip
 
     def find_row(self, params: Mapping[str, Any]) -> int | None:
         """Return the row with these parameters; None if it is not in the space."""

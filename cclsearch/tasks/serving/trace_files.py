@@ -83,7 +83,7 @@ def read_request_trace(work: Config, *, is_timed: bool) -> tuple[PlannedRequest,
                 found.append(PlannedRequest(arrival_s=arrival_s, input_tokens=tokens[0], output_tokens=tokens[1]))
             if len(found) == most:
                 break
-    except (OSError, UnicodeDecodeError, csv.Error, RecursionError) as error:
+    except (OSError, ValueError, csv.Error, RecursionError) as error:
         raise UserError(f"{path}: must be a CSV table or JSON in UTF-8; {one_line(str(error), 200)}") from error
     if len(found) < 2 or (is_timed and found[-1].arrival_s <= 0):
         raise UserError(f"{path}: a load needs at least two requests with tokens in and out, at different times")
