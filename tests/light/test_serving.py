@@ -243,6 +243,7 @@ def test_traces_and_data_sets_are_loads(text, arrivals, tmp_path):
         ("Timestamp,Request tokens,Response tokens\n5,1,1\n", "at least two requests"),
         ('{"prompt": "a"}\n', r"line 1 \(prompt\) has no arrival times: give --set arrival=poisson"),
         ('{"timestamp": 0\n', "line 1: is not JSON"),
+        ('[{"conversations": [\n', "must be a CSV table or JSON"),  # a list that is cut off
         ('[{"a": 1}]', "item 1: has the fields 'a'; known formats"),
     ],
 )
