@@ -59,9 +59,12 @@ class Token:
 
     def __init__(self, path: Path | None, token: str) -> None:
         """Take the token of a file, or this one; raises UserError for one that others can read or guess."""
-        if path is not None and (path.stat().st_mode & 0o077 or path.stat().st_uid != os.getuid()):
-            raise UserError(f"{str(path)!r}: others can read it, or it is not yours; run `chmod 600 {path}`")
-        self._token = (token if path is None else path.read_text(encoding="utf-8")).strip().encode()
+        try:
+            if path is not None and (path.stat().st_mode & 0o077 or path.stat().st_uid != os.getuid()):
+                raise UserError(f"{str(path)!r}: others can read it, or it is not yours; run `chmod 600 {path}`")
+            self._token = (token.encode() if path is None else path.read_bytes()).strip()
+        except OSError as error:
+            raise UserError(f"--token-file: {error}") from None
         if len(self._token) < MIN_TOKEN:
             how = f"set {TOKEN_NAME}, or write one to a file that only you can read, and name it with --token-file"
             raise UserError(f"--http needs a token of at least {MIN_TOKEN} characters: {how}")

@@ -116,7 +116,7 @@ class ToolCalls:
         if isinstance(value, dict):
             value = ",".join(f"{knob}={format_knob_value(each)}" for knob, each in value.items())
         text = format_knob_value(value)
-        if not isinstance(value, str | int | float) or "\0" in text or text.startswith("-"):
+        if not isinstance(value, str | int | float) or not text.isprintable() or text.startswith("-"):
             raise UserError(f"{name}: {one_line(repr(value), 60)} is not a value for it")
         if "/" in text or text.startswith(("~", ".")):
             real, project = Path(text).expanduser().resolve(), project_root()

@@ -87,17 +87,15 @@ class Command(Model):
 
         Raises TimeoutError after its time. Every process that it started ends with it.
         """
-        text = self.fill(config, folder)
         if self.template is not None:
             self._fill_template({name: format_knob_value(value) for name, value in config.items()}, folder)
         passed = {name: value for name, value in os.environ.items() if not is_secret_name(name)}
-        own = {TRIAL_DIR: str(folder)}
         end_s = time.monotonic() + self.timeout_s
         with open(folder / STDOUT_FILE, "wb") as out, open(folder / STDERR_FILE, "wb") as errors:
             process = subprocess.Popen(
-                ["/bin/sh", "-c", text],
+                ["/bin/sh", "-c", self.fill(config, folder)],
                 cwd=self.folder,
-                env={**passed, **own},
+                env={**passed, TRIAL_DIR: str(folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=errors,
@@ -145,8 +143,8 @@ class Command(Model):
         return float(median(numbers[len(numbers) // 2 :]))  # the first half may be warm-up and compilation
 
     def _files(self) -> list[Path]:
-        root = Path(self.folder, self.template) if self.template is not None else None
-        if root is None:
+        root = Path(self.folder, self.template or "")
+        if self.template is None:
             return []
         if not root.exists():
             raise UserError(f"--template {self.template}: there is no such file or folder in {self.folder}")
@@ -170,10 +168,9 @@ def _find_all(pattern: str, text: str) -> list[str]:
     """Return what the group of the pattern matched; in a process of its own, since `re` stops all threads."""
     call = [sys.executable, "-I", "-c", _FIND, pattern]
     try:
-        found = subprocess.run(call, input=text.encode(), stdout=subprocess.PIPE, check=True, timeout=MAX_FIND_S)
+        return list(json.loads(subprocess.check_output(call, input=text.encode(), timeout=MAX_FIND_S)))
     except subprocess.TimeoutExpired:
         raise ValueError(f"matching takes more than {MAX_FIND_S} s: write a simpler expression") from None
-    return list(json.loads(found.stdout))
 
 
 def _read_end(path: Path) -> str:

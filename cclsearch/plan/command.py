@@ -39,16 +39,14 @@ def plan_command(args: argparse.Namespace) -> dict[str, Any]:
     if not knobs:
         raise UserError("--command: give what to vary, as --knob NAME=A,B, and write {NAME} into the command")
     accelerators = math.prod(max(k.choices) for k in knobs if k.name in rank_degrees() and k.name != "precision")
-    node = {"count_per_node": accelerators}
+    xpu = {"type": "CPU", "model": "cpu", "memory_gb": 1, "total_count": accelerators, "count_per_node": accelerators}
     card = {
         "name": "command",
         "description": args.command,
         "workload": {
             "task": "command",
             "data": {"command": args.command},
-            "hardware": {
-                "xpu_spec": {"type": "CPU", "model": "cpu", "memory_gb": 1, "total_count": accelerators, **node}
-            },
+            "hardware": {"xpu_spec": xpu},
         },
         "Model-executor": {"framework": {"name": "command"}},
     }

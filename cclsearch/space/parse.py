@@ -225,12 +225,8 @@ def fill_command(text: str, config: Mapping[str, Value], template: str) -> str:
 
     def fill(part: re.Match[str]) -> str:
         quote = part[0][0] if part[0][0] == "'" or (part[0][0] == '"' and not re.search(r"\$\(|`", part[0])) else ""
-
-        def write(found: re.Match[str]) -> str:
-            value = values[canonical_name(found[1])]
-            word = shlex.quote(value)
-            return value if word == value else f"{quote}{word}{quote}"  # inside quotes: these end, and begin again
-
-        return HOLDER.sub(write, part[0])
+        ends = {name: quote * (shlex.quote(value) != value) for name, value in values.items()}  # and begins again
+        own = {name: f"{ends[name]}{shlex.quote(value)}{ends[name]}" for name, value in values.items()}
+        return HOLDER.sub(lambda found: own[canonical_name(found[1])], part[0])
 
     return _PART.sub(fill, text)

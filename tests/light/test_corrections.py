@@ -135,6 +135,7 @@ def test_a_correction_that_changes_nothing_untried_is_refused_with_the_reason():
         "return parts": "no configuration without a trial",
         "return parts['x']": "KeyError",
         "return {'time': {'a': float('nan')}, 'memory': {'a': 1.0}}": "number above 0",
+        "return {'time': {'a': 10**400}, 'memory': {'a': 1}}": "number above 0",
         "while True: pass": "time limit",
     }
     programs = {f"def correct(config, parts, card):\n    {body}\n": why for body, why in cases.items()}

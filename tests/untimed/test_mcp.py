@@ -124,6 +124,7 @@ def test_http_serves_this_machine_and_those_with_the_token(project, monkeypatch,
     token.chmod(0o640)
     assert "chmod 600" in cli.err(["mcp", "--http", "0", "--token-file", str(token)])
     assert "CCL_SEARCH_MCP_TOKEN" in cli.err(["mcp", "--http", "0"])
+    assert "No such file" in cli.err(["mcp", "--http", "0", "--token-file", str(project / "none")])
     token.chmod(0o600)
     command = [sys.executable, "-P", "-m", "cclsearch", "mcp", "--http", "0", "--token-file", str(token)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

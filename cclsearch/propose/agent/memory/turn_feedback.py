@@ -57,7 +57,7 @@ def read_corrections(arguments: Mapping[str, Any], view: SearchView) -> tuple[tu
     for item in _list(arguments.get("corrections")):
         part, factor = (item.get("part"), item.get("factor")) if isinstance(item, Mapping) else (None, None)
         is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
-        is_read = isinstance(part, str) and is_number and 1 / MAX_FACTOR <= float(factor or 0) <= MAX_FACTOR
+        is_read = isinstance(part, str) and is_number and 1 / MAX_FACTOR <= (factor or 0) <= MAX_FACTOR
         wanted.append((item, Correction(part=redact(str(part))[:200], factor=float(factor)) if is_read else None))  # type: ignore[arg-type]
     if isinstance(program := arguments.get("program"), str):
         # The turn record keeps it redacted, so it runs redacted.

@@ -77,7 +77,7 @@ def run_correction(
     text = _run(program, "correct(config, parts, card)", {"rows": rows, "card": card}, CORRECTION_LIMITS)
     try:
         totals = np.array(json.loads(str(text)), dtype=np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         totals = np.zeros(0)
     if totals.shape != (len(rows), 2) or not np.all(np.isfinite(totals)) or np.any(totals <= 0):
         raise SandboxError("correct must return parts, whose times and whose memory each add up to a number above 0")

@@ -208,7 +208,7 @@ class Lookups:
         least = arguments.get("min_fits")
         if not isinstance(least, int | float) or isinstance(least, bool):
             least = self.table.least_fits
-        rows &= self.table.fits_N >= least
+        rows &= self.table.fits_N >= min(max(least, 0), 2)
         sort = arguments.get("sort", BY_CHANCE)
         ordered = self._sorted(rows, sort)
         limit = arguments.get("limit")

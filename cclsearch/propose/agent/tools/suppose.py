@@ -108,7 +108,7 @@ def _read_any(view: SearchView, raw: object) -> Config:
     for name, knob in known.items():
         given = raw.get(name, knob.choices[0])
         chosen = read_value(knob, given)
-        is_value = isinstance(given, str) or (isinstance(given, int | float) and math.isfinite(given))
+        is_value = isinstance(given, str) or (isinstance(given, int | float) and abs(given) < math.inf)
         if chosen is None and not (is_value and (isinstance(given, str) or not knob.is_numeric or given > 0)):
             raise CallError(f"{name} must be a number above 0, a text or a boolean; got {one_line(repr(given), 60)}")
         values[name] = given if chosen is None else chosen
