@@ -113,8 +113,7 @@ def launch_as_json(spec: RunSpec, config: Config) -> dict[str, Any]:
 def launch_of_run(spec: RunSpec, config: Config) -> LaunchForm:
     """As `make_launch`, with the variables of the run's profile. The run has its framework: none is suggested."""
     if isinstance(own_command := spec.profile.settings.get("command"), dict):
-        line = fill_command(own_command["text"], config, str(own_command["template"]))
-        filled = own_command["template"]
+        line = fill_command(own_command["text"], config, str(filled := own_command["template"]))
         checked = f"the trial ran a copy of {filled} with its knobs filled in" if filled else "it is what the trial ran"
         return LaunchForm(title="your command", command=("/bin/sh", "-c", line), checked=checked)
     name, own = spec.framework, config

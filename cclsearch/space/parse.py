@@ -225,8 +225,7 @@ def fill_command(text: str, config: Mapping[str, Value], template: str) -> str:
 
     def fill(part: re.Match[str]) -> str:
         quote = part[0][0] if part[0][0] == "'" or (part[0][0] == '"' and not re.search(r"\$\(|`", part[0])) else ""
-        ends = {name: quote * (shlex.quote(value) != value) for name, value in values.items()}  # and begins again
-        own = {name: f"{ends[name]}{shlex.quote(value)}{ends[name]}" for name, value in values.items()}
+        own = {name: v if (word := shlex.quote(v)) == v else f"{quote}{word}{quote}" for name, v in values.items()}
         return HOLDER.sub(lambda found: own[canonical_name(found[1])], part[0])
 
     return _PART.sub(fill, text)
