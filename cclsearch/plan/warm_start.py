@@ -111,8 +111,8 @@ def load_warm_start(spec: RunSpec) -> tuple[Observation, ...]:
 
 
 def is_recording(folder: Path) -> bool:
-    """Whether the folder is a recording rather than a run."""
-    return find_table(folder).is_file()
+    """Whether the folder is a recording rather than a run, to which `export` writes a table too."""
+    return find_table(folder).is_file() and not (folder / SPEC_FILE).exists()
 
 
 def take_over(spec: RunSpec, space: Space, candidates: Sequence[Path], named: Sequence[Path] = ()) -> RunSpec:
@@ -248,7 +248,7 @@ def _describe_reach(source: str, earlier: Card, measured: int, differs: Sequence
 def _read_source(source: str, runs: Path | None) -> tuple[Card, str, list[Observation], Provenance]:
     """Return card, framework, trials and provenance of a run or a recording."""
     folder = Path(source).expanduser()
-    if (folder / SPEC_FILE).exists() or not is_recording(folder):
+    if not is_recording(folder):
         try:
             run = find_run(source, runs)
         except UserError as no_run:
