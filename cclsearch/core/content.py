@@ -69,9 +69,10 @@ def find_content(folder: str, name: str, *suffixes: str, project: Path | None = 
     too long for a file, unreadable folder) as missing instead of raising.
     """
     if os.sep in name or name.endswith(suffixes):
-        path = Path(name).expanduser()
-        if os.path.isfile(path):
-            return path
+        roots = () if os.sep in name else content_roots(project)
+        for path in (Path(name).expanduser(), *(root / folder / name for root in roots)):
+            if os.path.isfile(path):
+                return path
         raise UserError(f"there is no {CONTENT_KINDS[folder]} file {name!r}")
     for root in content_roots(project):
         for suffix in suffixes:

@@ -36,7 +36,7 @@ def describe_capacity(view: SearchView) -> list[str]:
     whole = _look(view, 1.0, carried)
     if not len(whole.rows) or not whole.values:
         return []
-    shown = [str(c) for c in limits if not c.is_implied]
+    shown = [f"{c}{'' if c.metric in whole.values else ' (not predicted)'}" for c in limits if not c.is_implied]
     wanted = task.describe_load(card) + (f" under {' and '.join(shown)}" if shown else "")
     of = f"{card.hardware.num_accelerators} {card.hardware.accelerator}"
     if carried:

@@ -34,7 +34,8 @@ def describe_prediction(
         low_high = sorted(found[end] for end in ("_low", "_high") if end in found)
         figures |= {f"{name}{end}": value for end, value in zip(("_low", "_high"), low_high, strict=False)}
         figures[name] = found[""]
-    broken = [str(limit) for limit in limits if limit.excess(figures.get(limit.metric, 0.0)) > 1e-6]
+    predicted = [limit for limit in limits if limit.metric in figures]
+    broken = [str(limit) for limit in predicted if limit.excess(figures[limit.metric]) > 1e-6]
     return {
         "config": dict(space.config(row)),
         "label": str(space.config(row)),
