@@ -128,9 +128,9 @@ def test_a_rate_above_the_capacity_ends_the_load_and_cannot_win(load, tmp_path, 
 def test_what_breaks_a_limit_goes_last_and_a_load_that_nothing_carries_is_said_before_the_first_trial():
     space = make_space(tp=(1, 2, 4, 8), max_num_seqs=(8, 64))
 
-    def view_at(rate: float) -> SearchView:
+    def view_at(rate: float, **limits: float) -> SearchView:
         card = make_card(concurrency=None, request_rate=rate)
-        limited = card.model_copy(update={"work": Config({**card.work, "at_most.tpot_p90_s": 0.03})})
+        limited = card.model_copy(update={"work": Config({**card.work, "at_most.tpot_p90_s": 0.03, **limits})})
         return view_space(limited, space)
 
     view = view_at(2)
@@ -144,6 +144,8 @@ def test_what_breaks_a_limit_goes_last_and_a_load_that_nothing_carries_is_said_b
     cheapest = min(space.num_accelerators_N[(over_N == 0) & (prediction.fits_N >= LIKELY)])
     (line,) = describe_capacity(view)
     assert line.startswith(f"2 requests/s under tpot_p90_s <= 0.03 s: predicted to need {cheapest} of 8 ")
+    (unknown,) = describe_capacity(view_at(2, **{"at_least.requests_per_s": 1e9}))
+    assert "and requests_per_s >= 1e+09 requests/s (not predicted): predicted to need" in unknown
     above = describe_capacity(view_at(60))
     assert "no configuration is predicted to keep 60 requests/s under tpot_p90_s <= 0.03 s on 8 h100" in above[0]
     most = float(above[0].partition("the most is about ")[2].split()[0])
