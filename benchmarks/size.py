@@ -3,9 +3,9 @@
     python benchmarks/size.py [CHECKOUT ...] [--walks]
 
 Lines of code are lines that are neither blank nor a comment nor part of a docstring (docstrings under constants
-included). Imports inside functions and under `TYPE_CHECKING` count like any other; complexity is McCabe's, with
-comprehensions and boolean operators as branches. `--walks` runs `run --launcher replay` and `score`: how many files of
-the engine they load, how many of these run a function, and how often a call enters another file than the call before.
+included). Imports inside functions and under `TYPE_CHECKING` count like any other. `--walks` runs `run --launcher
+replay` and `score`: how many files of the engine they load, how many of these run a function, and how often a call
+enters another file than the call before.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-BRANCHES = (ast.If, ast.For, ast.While, ast.IfExp, ast.ExceptHandler, ast.Assert, ast.comprehension)
 KINDS = ("lines", "code", "docstrings", "blank", "comments")
 WALKS = {
     "run --launcher replay": ["run", "--workload", "wl2", "--budget", "15", "--launcher", "replay", "--quiet"],
@@ -128,32 +128,13 @@ def find_imports(modules: dict[str, ast.Module]) -> dict[str, set[str]]:
     return arrows
 
 
-def find_cycles(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Return groups of modules that import each other, directly or in a ring (Tarjan 1972)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    cycles: list[list[str]] = []
-
-    def visit(name: str) -> None:
-        index[name] = low[name] = len(index)
-        stack.append(name)
-        for other in sorted(arrows[name]):
-            if other not in index:
-                visit(other)
-                low[name] = min(low[name], low[other])
-            elif other in stack:
-                low[name] = min(low[name], index[other])
-        if low[name] == index[name]:
-            at = stack.index(name)
-            if len(stack) - at > 1:
-                cycles.append(sorted(stack[at:]))
-            del stack[at:]
-
-    for name in arrows:
-        if name not in index:
-            visit(name)
-    return cycles
+def find_cycle(arrows: dict[str, set[str]]) -> str:
+    """Return one ring of modules that import each other; `none` if there is none."""
+    try:
+        tuple(TopologicalSorter(arrows).static_order())
+    except CycleError as error:
+        return " ".join(error.args[1])
+    return "none"
 
 
 def group_arrows(arrows: dict[str, set[str]]) -> dict[str, set[str]]:
@@ -165,13 +146,6 @@ def group_arrows(arrows: dict[str, set[str]]) -> dict[str, set[str]]:
     return {package: others - {package} for package, others in grouped.items()}
 
 
-def count_complexity(function: ast.AST) -> int:
-    """Return 1 plus the branches of a function, nested functions included."""
-    branches = sum(isinstance(node, BRANCHES) for node in ast.walk(function))
-    operators = sum(len(node.values) - 1 for node in ast.walk(function) if isinstance(node, ast.BoolOp))
-    return 1 + branches + operators
-
-
 def summarize(checkout: Path) -> list[tuple[str, str]]:
     """Return rows of label and value on the layout of one checkout."""
     modules = read_modules(checkout)
@@ -180,7 +154,6 @@ def summarize(checkout: Path) -> list[tuple[str, str]]:
     nodes = [node for tree in modules.values() for node in ast.walk(tree)]
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     lengths = [(node.end_lineno or node.lineno) - node.lineno + 1 for node in functions]
-    complexity = [count_complexity(node) for node in functions]
     public = [n for n in [*functions, *(n for n in nodes if isinstance(n, ast.ClassDef))] if not n.name.startswith("_")]
     documented = sum(ast.get_docstring(node) is not None for node in public)
     texts = [path.read_text(encoding="utf-8").splitlines() for path in (checkout / "cclsearch").rglob("*.py")]
@@ -189,23 +162,16 @@ def summarize(checkout: Path) -> list[tuple[str, str]]:
         ("modules at the root", str(len(list((checkout / "cclsearch").glob("*.py"))))),
         ("packages and root modules", str(len(packages))),
         ("imports between them", str(sum(map(len, packages.values())))),
-        ("cycles between them", join(find_cycles(packages))),
+        ("cycles between them", find_cycle(packages)),
         ("modules", str(len(modules))),
         ("imports between modules", str(sum(map(len, arrows.values())))),
-        ("cycles between modules", join(find_cycles(arrows))),
+        ("cycles between modules", find_cycle(arrows)),
         ("documented public functions and classes", f"{documented} of {len(public)} ({documented / len(public):.1%})"),
         ("longest line", str(max(len(line) for lines in texts for line in lines))),
         ("lines of a file: median, largest", f"{statistics.median(files):g}, {max(files)}"),
         ("functions", f"{len(functions):,}"),
         ("lines of a function: median, largest", f"{statistics.median(lengths):g}, {max(lengths)}"),
-        ("complexity of a function: median, largest", f"{statistics.median(complexity):g}, {max(complexity)}"),
     ]
-
-
-def join(cycles: Iterable[list[str]]) -> str:
-    """Return the cycles, each in one pair of brackets; `0` if there are none."""
-    found = [f"({' '.join(name.removeprefix('cclsearch.') for name in cycle)})" for cycle in cycles]
-    return f"{len(found)}: {' '.join(found)}" if found else "0"
 
 
 def print_walks(checkout: Path) -> None:
