@@ -99,7 +99,8 @@ class Search:
         now = {event.trial: event for event in ends}
         tally.lost += sum(now.get(number) != event for number, event in self.kept.items())
         tally.finished += len(now)
-        configs = [event.config for event in events if isinstance(event, TrialProposed)]
+        refused = {e.trial for e in ends if e.outcome.admission and not e.outcome.admission.admitted}
+        configs = [e.config for e in events if isinstance(e, TrialProposed) and e.trial not in refused]  # may run again
         self.kept = now
         ended = any(event.event == "search_ended" for event in events)
         if ended:

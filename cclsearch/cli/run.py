@@ -135,7 +135,7 @@ def make_request(args: argparse.Namespace) -> SearchRequest:
     own = read_command(args)
     if own is None and args.workload is None and args.recording is None:
         raise UserError(
-            "nothing is named: give --workload NAME, --recording NAME for the card of a recording, or --command"
+            "nothing is named: give --workload NAME, or --recording NAME for the card of a recording, or --command"
         )
     workload, recording = read_names(args.workload, args.recording, args.launcher)
     options = {

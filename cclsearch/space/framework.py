@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from cclsearch.card.model import FEATURES, PRECISION, Card
 from cclsearch.card.task import TASKS, list_declared
@@ -102,6 +102,12 @@ class Framework(Model):
     """File of the framework."""
     read_from: Path | None = None
     """That file after links were followed, once, when it was read."""
+
+    @model_validator(mode="after")
+    def _has_knobs(self) -> Framework:
+        if self.script is not None and not self.knobs:
+            raise ValueError("knobs: must not be empty")
+        return self
 
     @field_validator("cannot")
     @classmethod

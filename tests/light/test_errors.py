@@ -168,7 +168,7 @@ def test_a_command_suggested_by_an_error_works_as_printed(mistakes, cli):
         [command] = re.findall(r"`ccl-search (.*?)`", error)
         return shlex.split(command)
 
-    wrong = ["predict", "--workload", "wl2", "--config", "tp=16,dp=16", "--set", "model_family=my model"]
+    wrong = ["predict", "--workload", "wl2", "--config", "pp=40", "--set", "model_family=my model"]
     assert "NO" in cli.out(find_suggested(cli.err(wrong)), 1)
     run = [*RUN, "--budget", "1", "--name", "r", "--runs", "my runs", "--quiet"]
     cli.out(run)

@@ -100,7 +100,7 @@ def test_adapters_are_the_work_and_only_some_frameworks_train_them():
 def test_an_unknown_framework_lists_the_known_ones():
     with pytest.raises(
         UserError,
-        match=r"no framework 'torchrun'.*; known: cpu, cpu-serving, deepspeed, gpu, hf-trainer, jax-cpu, links-probe",
+        match=r"no framework 'torchrun'.*; known: command, cpu, cpu-serving, deepspeed, gpu, hf-trainer, jax-cpu, links-probe",
     ):
         load_framework("torchrun")
 
@@ -319,7 +319,9 @@ def test_an_energy_objective_needs_a_run_script_that_records_energy(project, cli
 def test_every_shipped_framework_but_that_of_tpus_declares_energy():
     """TPUs have no counter that a job can read, SGLang's are not read; the probe of links trains nothing."""
     without = {name for name in list_frameworks() if "energy_j" not in load_framework(name).records}
-    assert without == {*("maxtext", "vllm-tpu", "sglang", "sglang-disagg", "trtllm", "links-probe", "links-probe-jax")}
+    assert without == {
+        *("maxtext", "vllm-tpu", "sglang", "sglang-disagg", "trtllm", "links-probe", "links-probe-jax", "command")
+    }
 
 
 def test_required_variables_of_a_framework_are_checked_on_the_node(tmp_path, monkeypatch):

