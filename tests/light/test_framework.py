@@ -100,7 +100,7 @@ def test_adapters_are_the_work_and_only_some_frameworks_train_them():
 def test_an_unknown_framework_lists_the_known_ones():
     with pytest.raises(
         UserError,
-        match=r"no framework 'torchrun'.*; known: command, cpu, cpu-serving, deepspeed, gpu, hf-trainer, jax-cpu, links-probe",
+        match=r"no framework 'torchrun'.*; known: command, cpu, cpu-serving, deepspeed, gpu, hf-trainer, jax-cpu",
     ):
         load_framework("torchrun")
 
