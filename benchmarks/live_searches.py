@@ -216,7 +216,8 @@ class LiveSearch:
         retried = [e for e in events if isinstance(e, TrialRetried) and e.kind is RetryKind.FAILURE]
         lost_nodes = [e for e in retried if e.failure is not None and e.failure.kind.value == "node_failed"]
         self.tally.wrong += sum(event.outcome.failure is not None for event in ends) + len(retried) - len(lost_nodes)
-        configs = [event.config for event in events if isinstance(event, TrialProposed)]
+        refused = {e.trial for e in ends if e.outcome.admission and not e.outcome.admission.admitted}
+        configs = [e.config for e in events if isinstance(e, TrialProposed) and e.trial not in refused]  # may run again
         self.tally.run_twice += len(ends) - len(now) + len(configs) - len(set(configs))
         return True
 
