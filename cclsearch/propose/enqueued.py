@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cclsearch.core.values import Config
 from cclsearch.propose.base import Proposal, Proposer, ProposerEvent, SearchView
+from cclsearch.propose.observations import observed_rows
 
 EARLIER = "earlier"
 """Proposer name of these trials in the ledger."""
@@ -25,7 +26,8 @@ class EnqueuedProposer(Proposer):
     def propose(self, view: SearchView, count: int) -> Sequence[Proposal]:
         """Return the given configurations in order; once all are proposed, the other strategy's proposals."""
         rows = {config: view.space.row(config) for config in self._first}
-        untried = [config for config, row in rows.items() if row is not None and not view.taken_N[row]]
+        tried = {*observed_rows(view.observations)}  # one that was not admitted too: the others of the queue come first
+        untried = [c for c, row in rows.items() if row is not None and row not in tried and not view.taken_N[row]]
         if untried:
             why = "among the best of earlier searches; measured again"
             return [Proposal(config, EARLIER, why) for config in untried[:count]]
