@@ -51,7 +51,7 @@ class PagedModel:
         self.cos, self.sin = _make_rotary(options["max_len"] + 1, self.head_dim)
         token_bytes = 2 * 4 * arch["num_layers"] * self.kv_heads * self.head_dim
         self.num_blocks = int(options["kv_cache_mib"]) * 2**20 // token_bytes // self.block_size
-        self.batch_bucket, self.context_bucket = options["batch_bucket"], options["context_bucket"]
+        self.batch_bucket, self.context_bucket = options.get("batch_bucket", 1), options.get("context_bucket", 1)
         # one block more than sequences get: padding writes there
         shape = (arch["num_layers"], 2, self.num_blocks + 1, self.block_size, self.kv_heads, self.head_dim)
         self.cache = torch.zeros(shape)

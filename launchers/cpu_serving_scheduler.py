@@ -114,7 +114,7 @@ class Scheduler:
     def __init__(self, model: PagedModel, options: Mapping[str, Any]) -> None:
         self.model = model
         self.most_running, self.most_tokens = options["max_num_seqs"], options["max_num_batched_tokens"]
-        self.is_chunked, self.reserves = options["chunked_prefill"], options["reserve_kv_cache"]
+        self.is_chunked, self.reserves = options["chunked_prefill"], options.get("reserve_kv_cache", False)
         self.blocks = Blocks(model.num_blocks, options["block_size"], is_cached=options["prefix_caching"])
         self.waiting: list[Answer] = []
         self.running: list[Answer] = []

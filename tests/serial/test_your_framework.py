@@ -41,12 +41,12 @@ def call(project: Path, *words: str) -> str:
 
 
 def test_the_fields_of_a_policy_program_are_documented():
-    from cclsearch.propose.agent.policy import runner
+    from cclsearch.propose.agent.policy import inputs
 
     page = (ROOT / "docs" / "agent.md").read_text()
     named = set(re.findall(r"`(\w+)`", page))
-    assert {*runner.ARCH_FIELDS, *runner.MOE_FIELDS} <= named
-    source = Path(runner.__file__).read_text()
+    assert {*inputs.ARCH_FIELDS, *inputs.MOE_FIELDS} <= named
+    source = Path(inputs.__file__).read_text()
     body = source[source.index("def environment_fields") : source.index("def history_records")]
     empty = {"network_topology", "driver_version", "framework_version"}
     assert set(re.findall(r'"(\w+)":', body)) - empty <= named
