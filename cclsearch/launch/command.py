@@ -144,6 +144,8 @@ class Command(Model):
         root = Path(self.folder, self.template or "")
         if self.template is None:
             return []
+        if Path(self.folder).resolve().is_relative_to(root.resolve()):
+            raise UserError(f"--template {self.template}: each trial would copy the current folder; name one inside it")
         if not root.exists():
             raise UserError(f"--template {self.template}: there is no such file or folder in {self.folder}")
         return [path for path in sorted(root.rglob("*")) if path.is_file()] if root.is_dir() else [root]

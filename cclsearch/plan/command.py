@@ -36,6 +36,8 @@ def plan_command(args: argparse.Namespace) -> dict[str, Any]:
     if args.workload is not None:
         own["objective"] = args.objective
         return own
+    if not args.command.strip():
+        raise UserError("--command: it is empty; write the program to run, as 'python train.py --tp {tp}'")
     if not knobs:
         raise UserError("--command: give what to vary, as --knob NAME=A,B, and write {NAME} into the command")
     accelerators = math.prod(max(k.choices) for k in knobs if k.name in rank_degrees() and k.name != "precision")

@@ -122,6 +122,8 @@ def test_a_search_that_ends_in_a_trial_leaves_no_process_and_continues(run, tmp_
         (["--command", "echo {x}", "--knob", "x=1,2", "--read", "a=(["], "is not a regular expression"),
         (["--command", "echo {x}", "--knob", "x=1,2", "--read", "a=1"], "must have one group"),
         (["--command", "echo {x}", "--knob", "x=1,2", "-l", "local"], "exclude each other"),
+        (["--command", " ", "--knob", "x=1,2"], "it is empty"),
+        (["--command", "echo {x}", "--knob", "x=1,2", "--template", "."], "name one inside it"),
         (["-w", "tiny", "--read", "a=(1)"], "belongs to --command"),
     ],
 )
